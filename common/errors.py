@@ -6,6 +6,9 @@ sees only the code and the public text; details go to the log.
 
 from __future__ import annotations
 
+import os
+import traceback
+from pathlib import Path
 from typing import ClassVar
 
 __all__ = [
@@ -57,6 +60,16 @@ __all__ = [
 ]
 
 
+def _without_our_frames(shown: traceback.TracebackException) -> None:
+    """Takes the lines of this package and of IPython out of what is shown of an error and of its causes."""
+    ours = f"{Path(__file__).parents[1]}{os.sep}"
+    shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith(ours)
+                      and "IPython" not in Path(frame.filename).parts]
+    for cause in (shown.__cause__, shown.__context__):
+        if cause is not None:
+            _without_our_frames(cause)
+
+
 class SemisiloError(Exception):
     """A failure that a person can act on. `str(error)` is one line: what is wrong and where."""
 
@@ -72,9 +85,17 @@ class SemisiloError(Exception):
     def __init__(self, text: str, *, remedy: str = "", retry_seconds: float = 0.0) -> None:
         """`retry_seconds`: the earliest that the same request is of use again, where whoever refuses it knows."""
         super().__init__(text)
+        if remedy:
+            self.add_note(remedy)  # Python shows the notes below the text where nobody catches it
         self.text = text
         self.remedy = remedy
         self.retry_seconds = retry_seconds
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows, as in a notebook, where it leaves out notes: the caller's own lines, text and remedy."""
+        shown = traceback.TracebackException.from_exception(self)
+        _without_our_frames(shown)
+        return "".join(shown.format()).splitlines()
 
     def line(self) -> str:
         """The text and the remedy on one line, as a terminal shows them."""

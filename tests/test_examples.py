@@ -105,8 +105,8 @@ def test_choosing_a_method(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_privacy(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="the extra privacy is not installed")
-    out = run_quickly("privacy.ipynb", tmp_path, ('"rounds": 3', '"rounds": 1'), ('"coordinator_epochs": 10',
-                                                                             '"coordinator_epochs": 1'))
+    out = run_quickly("privacy.ipynb", tmp_path, ('"rounds": 4', '"rounds": 1'),
+                      ('"local_epochs": 5', '"local_epochs": 1'))
     spent = dict(re.findall(r"target (\d\.0): .*'silo-000': (\d+\.\d+)", out))
     assert spent.keys() == {"2.0", "8.0"}
     assert all(0 < float(value) <= float(target) for target, value in spent.items())

@@ -19,6 +19,9 @@ from semisilo.common.errors import BadData
 
 __all__ = ["DatasetArrays", "SizedDataset", "array_of", "arrays_of_dataset", "check_names", "plain_labels"]
 
+Label = int | str | tuple[int, ...]
+"""A number from 0 or a name; or, where images may have several classes or none, 1, 0 and -1 for each class."""
+
 _MISSING = ("", "nan")
 
 
@@ -38,7 +41,8 @@ class DatasetArrays:
     images: NDArray[np.uint8]
     """(N, H, W), or (N, H, W, 3) for colour."""
     labels: NDArray[np.int64] | None
-    """(N,), indices from 0; None where items have no label."""
+    """(N,), indices from 0; (N, K), 1, 0 and -1 for not known, where an item's label is a row; None where items have no
+    label."""
     classes: tuple[str, ...]
     """Their names, where the data set has them; () otherwise."""
     by_name: bool = False
@@ -97,7 +101,7 @@ def arrays_of_dataset(dataset: SizedDataset, *, where: str, labelled: bool = Tru
     if number == 0:
         raise BadData(f"{where}: the data set is empty.", remedy="Give one with images.")
     images: list[NDArray[np.uint8]] = []
-    labels: list[int | str | None] = []
+    labels: list[Label | None] = []
     for index in range(number):
         at = f"{where}: item {index}"
         try:
@@ -119,7 +123,7 @@ def arrays_of_dataset(dataset: SizedDataset, *, where: str, labelled: bool = Tru
                           remedy="Bring all images to one size and one number of channels, with a Resize and a"
                                  " Grayscale transform for example.")
     pixels = np.stack(images)
-    if all(label is None or label == -1 for label in labels):
+    if all(label is None or label == -1 or (isinstance(label, tuple) and set(label) == {-1}) for label in labels):
         if labelled:
             raise BadData(f"{where}: the items have no labels.", remedy="Let __getitem__ return (image, label).")
         return DatasetArrays(pixels, None, ())
@@ -139,8 +143,13 @@ def _names(dataset: Any) -> tuple[str, ...]:
     return tuple(found) if isinstance(found, (list, tuple)) and all(isinstance(each, str) for each in found) else ()
 
 
-def _numbered(labels: list[int | str], names: tuple[str, ...], where: str
+def _numbered(labels: list[Label], names: tuple[str, ...], where: str
               ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    if len(set(names)) < len(names) or not all(name.strip() for name in names):
+        raise BadData(f"{where}: the data set's classes are {', '.join(map(repr, names[:10]))}: two are the same, or"
+                      " one is empty.", remedy="Give every class a name of its own in .classes, or leave it out.")
+    if any(isinstance(label, tuple) for label in labels):
+        return _rows(labels, names, where)
     texts = [label for label in labels if isinstance(label, str)]
     if texts and len(texts) != len(labels):
         raise BadData(f"{where}: some labels are names and some are numbers.", remedy="Give all of them as one kind.")
@@ -161,13 +170,26 @@ def _numbered(labels: list[int | str], names: tuple[str, ...], where: str
     return numbers, names
 
 
-def _label(label: Any, at: str) -> int | str:
+def _rows(labels: list[Label], names: tuple[str, ...], where: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """(N, K) of labels that are rows. Raises: BadData where one is none, or longer or shorter than the first."""
+    columns = len(names) or next(len(label) for label in labels if isinstance(label, tuple))
+    for index, label in enumerate(labels):
+        if not isinstance(label, tuple) or len(label) != columns:
+            raise BadData(f"{where}: the label of item {index} is {label!r}, not a row of {columns} numbers.",
+                          remedy="Give every image a row of 1, 0 and -1 (not known), a number for each class.")
+    return np.array(labels, dtype=np.int64), names
+
+
+def _label(label: Any, at: str) -> Label:
     if isinstance(label, str):
         return label
     array = np.asarray(label)
+    if array.ndim == 1 and array.size > 1 and array.dtype.kind in "iubf" and bool(np.isin(array, (-1, 0, 1)).all()):
+        return tuple(int(each) for each in array)
     if array.size != 1 or array.dtype.kind not in "iub":
         raise BadData(f"{at}: its label is {str(label)[:40]!r}, neither a whole number nor a name.",
-                      remedy="One image has one class: give its number, from 0, or its name.")
+                      remedy="Give the number of its class, from 0, or its name; where images may have several classes,"
+                             " a row of 1, 0 and -1 (not known).")
     return int(array.reshape(()))
 
 

@@ -187,6 +187,7 @@ def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int
                 if kept:
                     model(torch.linspace(-1, 1, black_BCHW.numel(), dtype=torch.float32).reshape(black_BCHW.shape))
         except Exception as error:
+            _check_precision(model, error)
             raise WrongSize(
                 f"The model cannot take images of {form.channels}x{form.size}x{form.size}: {_first_line(error)}.",
                 remedy="Choose another [model] name, or a larger image size in [data] image.") from error
@@ -285,6 +286,17 @@ def _check_types(model: nn.Module) -> None:
             kind = str(parameter.dtype).removeprefix("torch.")
             raise BadConfiguration(f"The model's parameter '{name}' is of the type {kind}, which is not sent.",
                                    remedy=f"Make it one of float32{' (torch.view_as_real)' * parameter.is_complex()}.")
+
+
+def _check_precision(model: nn.Module, refused: Exception) -> None:
+    """Raises: BadConfiguration where a network that refuses images has numbers of another kind than these."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype is not torch.float32:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise BadConfiguration(f"The model takes no images of float32, and its parameter '{name}' is of the type"
+                                   f" {kind}: {_first_line(refused)}.",
+                                   remedy="Make it float32 (network.float()), or let its forward() begin with"
+                                          f" images.to(torch.{kind}).") from refused
 
 
 def check_what_is_kept(model: nn.Module, builder: ModelBuilder) -> None:
@@ -434,6 +446,9 @@ def _called(settings: ModelSettings, find: Callable[[], Callable[..., object]], 
             remedy = "Install what it imports on this machine; a file cannot import other files beside it."
         raise BadConfiguration(f"Model factory '{name}' failed: {type(error).__name__}: {_first_line(error)}.",
                                remedy=remedy) from error
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BadConfiguration(f"Model factory '{name}' returned a network of TorchScript, whose layers cannot be"
+                               " looked at and trained here.", remedy="Return the network that it was made of.")
     if not isinstance(model, nn.Module):
         raise BadConfiguration(f"Model factory '{name}' returned {type(model).__name__}, not a torch.nn.Module.")
     if lazy := next((each for each, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)),

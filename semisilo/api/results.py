@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,12 @@ from semisilo.common.measures.intervals import Interval
 from semisilo.common.measures.study_measure import ACCURACY, StudyMeasure, common_measure, parse_measure
 from semisilo.common.text.describe import describe_bytes, describe_metric, describe_percentage
 from semisilo.common.text.html import Table, render_html
+from semisilo.common.text.python_arguments import (
+    checked_folder,
+    checked_function,
+    checked_texts,
+    checked_yes_or_no,
+)
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.states import ENDED_STUDY, RoundState
 from semisilo.coordinator.monitoring.results.study_numbers import method_name
@@ -169,7 +176,7 @@ class Run:
 
         Raises: UsageError for a name that no committed round has, where there is one.
         """
-        names = sorted({name for each in self.completed for name in each.metrics})
+        metric, names = str(metric), sorted({name for each in self.completed for name in each.metrics})
         if names and metric not in names:
             near = difflib.get_close_matches(metric, names, n=1, cutoff=0.5)
             raise UsageError(f"No round has a number called '{metric}'.",
@@ -229,7 +236,8 @@ class Run:
                          measure=measure)
 
     def export(self, out: Path | str | None = None, *,
-               round: int | Literal["chosen", "last", "labels-alone", "best-on-test"] = "chosen", test: str = "",
+               round: int | Literal["chosen", "last", "labels-alone", "best-on-test"] = "chosen",
+               test: Path | str = "",
                patient: Literal["auto", "folder", "name", "none"] | None = None, formats: str | Collection[str] =
                ("safetensors", "onnx"), calibrate: bool = False, operating_point: str | Sequence[str] = (),
                progress: Callable[[float, str], None] | None = None) -> Exported:
@@ -256,10 +264,17 @@ class Run:
         from semisilo.common.process.turns import at_torch
         from semisilo.simulation.output import export_run
 
+        if not isinstance(test, (str, os.PathLike)):
+            raise UsageError(f"test: is a {type(test).__name__}; images for an export are in a folder or file.",
+                             remedy="Write its path, or measure with predict(), which takes arrays and data sets.")
+        out = None if out is None else checked_folder(out, "out")
+        formats = checked_texts(formats, "formats", example="onnx")
+        points = checked_texts(operating_point, "operating_point", example="sensitivity 95% for CLASS")
+        calibrate = checked_yes_or_no(calibrate, "calibrate")
+        progress = checked_function(progress, "progress", takes="a share and a text")
         with at_torch(), left_as_it_was():
-            return export_run(self.folder, out=None if out is None else Path(out), round=str(round), test=test,
-                              patient=patient, formats=(formats,) if isinstance(formats, str) else formats,
-                              calibrate=calibrate, operating_point=operating_point, progress=progress)
+            return export_run(self.folder, out=out, round=str(round), test=str(test), patient=patient, formats=formats,
+                              calibrate=calibrate, operating_point=points, progress=progress)
 
     def predict(self, source: Any) -> Predictions:
         """What the chosen model says of images: see `semisilo.predict`.
@@ -271,6 +286,11 @@ class Run:
             raise UsageError(f"Study '{self.study}' is {self.state}; its model is written when it is complete.",
                              remedy="Finish it first.")
         return predict(model, source)
+
+    def __repr__(self) -> str:
+        """In one line: a notebook keeps it beside the table, and all that is in here may have 100,000 letters."""
+        return (f"Run(label={self.label!r}, study={self.study!r}, seed={self.seed}, state={self.state!r},"
+                f" rounds={len(self.rounds)}, accuracy={self.accuracy}, folder={str(self.folder)!r})")
 
     def _repr_html_(self) -> str:
         """For notebooks: the main numbers and the curve."""
@@ -374,6 +394,10 @@ class Comparison:
         measure = _measure_of(self.runs)
         return plot_runs([(label, self.of(label)) for label in self.labels], by=by, measure=measure,
                          labelled_only=_labelled_only(self.runs, measure))
+
+    def __repr__(self) -> str:
+        """In one line, likewise."""
+        return f"Comparison(labels={self.labels}, seeds={self.seeds}, runs={len(self.runs)})"
 
     def _repr_html_(self) -> str:
         """For notebooks: the summary and the curves."""

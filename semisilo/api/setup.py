@@ -6,12 +6,15 @@ Tests: tests/semisilo/api/test_simulate.py.
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import io
 import math
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,14 +26,15 @@ from semisilo.common.config import canonical_json
 from semisilo.common.data.datasets import SizedDataset, array_of, arrays_of_dataset, check_names, plain_labels
 from semisilo.common.data.formats.registry import NPZ, has_suffix
 from semisilo.common.data.readers import classes_of, parse_source, survey
-from semisilo.common.errors import BadData, UsageError
+from semisilo.common.errors import BadData, SemisiloError, UsageError
 from semisilo.common.methods import Scenario, coordinator_has_labels, find_method, silos_have_labels
 from semisilo.common.models.own.given import Network, give
 from semisilo.common.models.own.model_file import digest_of_file, file_of
 from semisilo.common.storage.durable import write_durably
 
 __all__ = ["ARRAYS_FOLDER", "DataSource", "DataSources", "Method", "NamedMethod", "SeenImages", "Setup", "Stored",
-           "check_labels_alike", "check_tables", "folder_name", "labelled_methods", "named_method", "plain", "stored"]
+           "check_labels_alike", "check_tables", "folder_name", "in_words_of", "labelled_methods", "named_method",
+           "plain", "stored"]
 
 Arrays = tuple[NDArray[Any], Sequence[Any] | NDArray[Any]]
 DataSource = str | Path | Arrays | NDArray[Any] | SizedDataset
@@ -98,6 +102,8 @@ class Setup:
     model: str | Mapping[str, object] | Network = "small_cnn"
     image_size: int | None = None
     tables: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Files that arrays and data sets were stored as -> the argument that they were given as."""
 
     def __post_init__(self) -> None:
         for name in ("silos", "num_labelled", "labelled_per_class", "num_test", "num_validation", "rounds",
@@ -254,7 +260,7 @@ def plain(value: Any, where: str) -> Any:
         return {str(key): plain(item, f"{where}: {key}") for key, item in value.items()}
     if isinstance(value, (list, tuple, range)):
         return [plain(item, where) for item in value]
-    raise UsageError(f"{where}: {str(value)[:80]} ({type(value).__name__}) cannot be a setting.",
+    raise UsageError(f"{where}: {' '.join(str(value)[:80].split())} ({type(value).__name__}) cannot be a setting.",
                      remedy="Give a number, a text, true or false, or a list or dictionary of them.")
 
 
@@ -307,6 +313,28 @@ class Stored:
     labels: Literal["names", "numbers", ""] = ""
     """Empty where it is no matter of this call: of a path, of rows, of a data set that numbers classes and names them,
     and where there are none."""
+    own: bool = False
+    """Whether it is a file that this call has made, of arrays or a data set."""
+
+
+@contextmanager
+def in_words_of(arguments: Mapping[str, str]) -> Iterator[None]:
+    """Meanwhile errors name the argument that images were given as, not the file that was made of them, which nobody
+    knows.
+
+    Args:
+        arguments: the path of a file -> the argument.
+    Raises: what is raised meanwhile.
+    """
+    try:
+        yield
+    except SemisiloError as error:
+        text = error.text
+        for path, argument in arguments.items():
+            text = text.replace(path, argument).replace(Path(path).name, argument)
+        if text == error.text:
+            raise
+        raise type(error)(text, remedy=error.remedy) from None
 
 
 def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: bool = True) -> Stored:
@@ -317,8 +345,12 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
         labelled: whether they must have labels.
     Raises: BadData for arrays that are no images with labels.
     """
-    if isinstance(data, (str, Path)):
+    if isinstance(data, str) and not data:
+        raise BadData(f"{where}: is an empty text.", remedy='Give a folder, or "." for the current one.')
+    if isinstance(data, (str, os.PathLike)):
         path, part = parse_source(str(data))
+        if path is not None:
+            _check_name(path, where)
         return Stored(str(data) if path is None else f"{path.absolute()}{f'#{part}' if part else ''}")
     classes: tuple[str, ...] = ()
     labels: NDArray[Any] | None
@@ -327,8 +359,10 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
         images, labels = data, None
     elif isinstance(data, tuple) and len(data) == 2:
         images = array_of(data[0], what=f"{where}: the images")
-        labels = plain_labels(array_of(data[1], what=f"{where}: the labels"))
-        by_name = labels.dtype.kind in "US"
+        if data[1] is None and labelled:
+            raise BadData(f"{where}: the labels are None.", remedy="Give one label per image.")
+        labels = None if data[1] is None else plain_labels(array_of(data[1], what=f"{where}: the labels"))
+        by_name = labels is not None and labels.dtype.kind in "US"
     elif isinstance(data, SizedDataset) and not isinstance(data, (tuple, list, dict, np.ndarray)):
         found = arrays_of_dataset(data, where=where, labelled=labelled)
         images, labels, classes, by_name = found.images, found.labels, found.classes, found.by_name
@@ -340,10 +374,22 @@ def stored(data: DataSource, folder: Path, *, where: str = "data", labelled: boo
                       remedy="Give uint8 (N, H, W), or (N, H, W, 3) for colour.")
     arrays: dict[str, NDArray[Any]] = {"images": images}
     if labels is None or (not labelled and labels.dtype.kind == "i" and bool((labels == -1).all())):
-        return Stored(_written(arrays, folder))
+        return Stored(_written(arrays, folder), own=True)
     arrays |= _label_arrays(labels, classes, len(images), where)
     by_number = arrays["labels"].ndim == 1 and not classes
-    return Stored(_written(arrays, folder), "names" if by_name else "numbers" if by_number else "")
+    return Stored(_written(arrays, folder), "names" if by_name else "numbers" if by_number else "", own=True)
+
+
+def _check_name(path: Path, where: str) -> None:
+    """Raises: BadData for a path that no file can have, such as a text that is none."""
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise BadData(f"{where} = {str(path)[:80]}...: cannot be a path: {error.strerror}.",
+                          remedy='Give a folder, an .npz file, "digits", a pair of arrays, or a data set.') from None
+    except ValueError:  # a byte of zeros, about which whoever reads it complains
+        pass
 
 
 def check_labels_alike(given: Mapping[str, Stored]) -> None:

@@ -24,6 +24,7 @@ from semisilo.api.setup import (
     check_labels_alike,
     check_tables,
     folder_name,
+    in_words_of,
     labelled_methods,
     named_method,
     plain,
@@ -34,6 +35,7 @@ from semisilo.common.data.readers import survey
 from semisilo.common.errors import SemisiloError, UsageError
 from semisilo.common.models.own.code_stamp import code_of_tables
 from semisilo.common.models.own.given import Network
+from semisilo.common.text.python_arguments import checked_folder, checked_path, checked_yes_or_no
 from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.settings import SimulatedStudy, check_names, load_simulated_study
@@ -94,6 +96,9 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
     Raises: SemisiloError for what is wrong with settings, images or the folder, with a remedy.
     """
     seed = plain(seed, "seed")
+    arguments: Mapping[str, str] = {}
+    out = None if out is None else checked_folder(out, "out")
+    labelled_only, progress = checked_yes_or_no(labelled_only, "labelled_only"), checked_yes_or_no(progress, "progress")
     if study is not None:
         given = [name for name, value, default in (
             ("data", data, None), ("labelled", labelled, None), ("unlabelled", unlabelled, None), ("test", test, None),
@@ -114,7 +119,7 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
             source = tables_of = plain(study, "study")
             label = _method_of(tables_of)
         else:
-            source = Path(study)
+            source = checked_path(study, "study")
             loaded = load_simulated_study(source)
             label = loaded.name
             tables_of = {"folder": str(loaded.folder), "tables": loaded.tables, "simulation": loaded.simulation,
@@ -127,11 +132,12 @@ def simulate(study: Path | str | Mapping[str, Any] | None = None, *, data: DataS
                        image_size=image_size, tables=tables)
         chosen = named_method(method)
         label = chosen.name
-        source = tables_of = setup.study(chosen, seed=1 if seed is None else seed, labelled_only=labelled_only)
-        seed = None
-    folder = Path(out) if out is not None else Path("runs") / folder_name(
+        with in_words_of(setup.arguments):
+            source = tables_of = setup.study(chosen, seed=1 if seed is None else seed, labelled_only=labelled_only)
+        seed, arguments = None, setup.arguments
+    folder = out if out is not None else Path("runs") / folder_name(
         label, {**tables_of, "with seed": seed, **code_of_tables(tables_of)})
-    with _progress(progress) as shown:
+    with _progress(progress) as shown, in_words_of(arguments):
         return _run(source, folder, label=label, seed=seed, engine=engine, device=device,
                     watching=Watching(shown, label, index=0, total=1))
 
@@ -164,25 +170,28 @@ def compare(methods: Sequence[Method] | Mapping[str, Method], *, data: DataSourc
     Returns: all runs, method by method.
     Raises: SemisiloError for what is wrong with settings or images, with a remedy; runs that are over stay.
     """
+    home = checked_folder(out, "out")
+    labelled_only, progress = checked_yes_or_no(labelled_only, "labelled_only"), checked_yes_or_no(progress, "progress")
     wanted = labelled_methods(methods)
     seeds = plain(seeds, "seeds")
     if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) != len(seeds):
         raise UsageError(f"seeds = {seeds!r}: must be a list of different numbers.", remedy="Write seeds=[1, 2, 3].")
     check_tables(tables, seed="seeds=[7]", method='methods=["semifl"]')
-    home = Path(out)
     setup = _setup(home / ARRAYS_FOLDER, data=data, labelled=labelled, unlabelled=unlabelled, test=test, silos=silos,
                    split=split, num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
                    num_validation=num_validation, rounds=rounds, model=model, image_size=image_size, tables=tables)
-    seen, plans = setup.seen(), []
-    for label, method in wanted.items():
-        for seed in seeds:
-            study = setup.study(method, seed=seed, labelled_only=labelled_only, seen=seen)
-            plans.append(_Plan(label=label, seed=seed, study=study,
-                               images=_images_of(_check(study, label), setup),
-                               folder=home / folder_name(f"{label}-seed-{seed}", {**study, **code_of_tables(study)})))
+    plans = []
+    with in_words_of(setup.arguments):
+        seen = setup.seen()
+        for label, method in wanted.items():
+            for seed in seeds:
+                study = setup.study(method, seed=seed, labelled_only=labelled_only, seen=seen)
+                plans.append(_Plan(
+                    label=label, seed=seed, study=study, images=_images_of(_check(study, label), setup),
+                    folder=home / folder_name(f"{label}-seed-{seed}", {**study, **code_of_tables(study)})))
     runs: dict[tuple[str, int], Run] = {}
     trained: dict[str, Path] = {}
-    with _progress(progress) as shown:
+    with _progress(progress) as shown, in_words_of(setup.arguments):
         for index, plan in enumerate(_leaders_first(plans)):
             watching = Watching(shown, f"{plan.label}, seed {plan.seed}", index=index, total=len(plans))
             run = _run(plan.study, plan.folder, label=plan.label, seed=None, engine=engine, device=device,
@@ -198,16 +207,18 @@ def load_run(folder: Path | str, *, study: str = "") -> Run:
 
     Args:
         folder: of a simulation, such as `runs/NAME`, or of a federation.
-        study: of a federation; left out: its last one.
+        study: of a federation; left out: its last one. A simulation has one.
     Raises: UsageError when the folder is neither; UnknownName when there is no such study.
     """
-    root = Path(folder).absolute()
+    root = checked_path(folder, "folder").absolute()
+    if not isinstance(study, str):
+        raise UsageError(f"study = {str(study)[:80]}: must be a name.", remedy='Write study="first", or leave it out.')
     simulation = SimulationFolder(root)
     simulated = simulation.record.exists()
     if not simulated and not (root / "federation.toml").is_file():
         raise UsageError(f"{root} holds no simulation and no federation.",
                          remedy="Name a folder such as runs/NAME, or one that `coordinator init` has made.")
-    name = simulation.read_record().study if simulated else study
+    name = study or (simulation.read_record().study if simulated else "")
     ledger = Ledger(simulation.ledger)
     try:
         known = [row.name for row in ledger.studies()]
@@ -257,7 +268,8 @@ def _setup(kept: Path, *, data: DataSources | None, labelled: DataSource | None,
         labelled=found.get("labelled", ""), test=found.get("test", ""), silos=silos, split=split,
         num_labelled=num_labelled, labelled_per_class=labelled_per_class, num_test=num_test,
         num_validation=num_validation, rounds=rounds, model=model, image_size=image_size,
-        tables={} if tables is None else tables)
+        tables={} if tables is None else tables,
+        arguments={each.source: name for name, each in reversed(given.items()) if each.own})
 
 
 def _equal(value: object, default: object) -> bool:
@@ -329,9 +341,9 @@ def _progress(wanted: bool) -> Iterator[Shown]:
         shown.close()
 
 
-def _home(out: Path | str | None) -> Path:
+def _home(out: Path | None) -> Path:
     """Beside what arrays are kept in a file: the folder of a simulation is its own alone."""
-    return Path("runs") if out is None else Path(out).absolute().parent
+    return Path("runs") if out is None else out.absolute().parent
 
 
 def _method_of(tables: Mapping[str, Any]) -> str:

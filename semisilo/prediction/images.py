@@ -280,7 +280,8 @@ def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...], ranges: _Ran
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)) or not len(images):
         raise BadData(f"The images have the shape {images.shape}.", remedy="Give N x H x W, or N x H x W x 3.")
     if multi_label:
-        rows_NK = np.full((len(images), len(classes)), -1) if labels is None else np.asarray(labels)
+        rows_NK = np.full((len(images), len(classes)), -1) if labels is None else \
+            _columns_of(np.asarray(labels), names, classes)
         if rows_NK.shape != (len(images), len(classes)) or not bool(np.isin(rows_NK, (-1, 0, 1)).all()):
             raise BadData(f"The labels have the shape {rows_NK.shape}, or hold something other than 0, 1 and -1.",
                           remedy=f"Give {len(images)} x {len(classes)}: 1 where the image shows the class, 0 where it"
@@ -293,6 +294,18 @@ def _arrays(source: Any, form: ImageForm, classes: tuple[str, ...], ranges: _Ran
         raise BadData(f"The labels are not one per image, from 0 to {len(classes) - 1}.",
                       remedy="Give the place of each image's class among the model's classes, or its name.")
     yield from _squares(images, form, [f"[{index}]" for index in range(len(images))], known, "The images", ranges)
+
+
+def _columns_of(rows: NDArray[Any], names: tuple[str, ...], classes: tuple[str, ...]) -> NDArray[Any]:
+    """Rows of 1, 0 and -1 in the order of the model's classes, where a data set names its own; others as they are."""
+    if not names or names == classes or rows.ndim != 2:
+        return rows
+    place = {name: column for column, name in enumerate(names)}
+    unknown = next((name for name in names if name not in classes), None)
+    if unknown is not None:
+        raise BadData(f"The label '{unknown}' is none of the model's classes.",
+                      remedy=f"They are {', '.join(classes)}.")
+    return np.stack([rows[:, place[name]] if name in place else np.full(len(rows), -1) for name in classes], axis=1)
 
 
 def _indices(labels: NDArray[Any], names: tuple[str, ...], classes: tuple[str, ...]) -> list[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,13 @@ from semisilo.common.storage.durable import write_durably
 from semisilo.common.text.describe import describe_metric, describe_percentage
 from semisilo.common.text.html import Table, render_html
 from semisilo.common.text.installing import how_to_install
+from semisilo.common.text.python_arguments import (
+    checked_function,
+    checked_path,
+    checked_texts,
+    checked_whole,
+    checked_yes_or_no,
+)
 from semisilo.common.text.spreadsheet import no_formula
 from semisilo.prediction.images import OnError, Source, open_source
 from semisilo.prediction.prevalence import Prevalence, at_prevalence
@@ -160,6 +168,7 @@ class Predictions:
         of every class "p_CLASS" and "shown_CLASS", 1 where it counts as shown, else 0; where the source knows labels
         also "true_CLASS", 1, 0 or "" where it does not know this one.
         """
+        top = None if top is None else checked_whole(top, "top")
         if self.multi_label:
             return self._rows_of_findings(top)
         found: list[dict[str, Cell]] = []
@@ -208,6 +217,7 @@ class Predictions:
     def to_csv(self, path: Path | str | None = None, *, top: int | None = None) -> str:
         """One line per image, with a heading; also written to `path`, whole or not at all. A name that begins like a
         formula has an apostrophe before it."""
+        path = None if path is None else checked_path(path, "path")
         stream = io.StringIO()
         rows = self.rows(top=top)
         lines = csv.writer(stream, lineterminator="\n")
@@ -215,12 +225,17 @@ class Predictions:
         lines.writerows([f"{value:.6f}" if isinstance(value, float) else no_formula(value) if isinstance(value, str)
                          else value for value in row.values()] for row in rows)
         if path is not None:
-            write_durably(Path(path), stream.getvalue().encode("utf-8", "surrogateescape"))
+            write_durably(path, stream.getvalue().encode("utf-8", "surrogateescape"))
         return stream.getvalue()
 
     def to_pandas(self) -> Any:
         """`rows` as a pandas.DataFrame. Raises: UsageError where pandas is not installed."""
         return data_frame(self.rows())
+
+    def __repr__(self) -> str:
+        """In one line: there may be a million names in here."""
+        return (f"Predictions(images={len(self)}, classes={len(self.classes)}, labelled={self.labelled},"
+                f" accuracy={self.accuracy}, skipped={len(self.skipped)})")
 
     def _repr_html_(self) -> str:
         """A table of the first images, for notebooks."""
@@ -290,12 +305,20 @@ def predict(model: Path | str | Predictor, source: Path | str | NDArray[Any] | A
     Returns: predictions in byte order of paths; where the source has classes that the model knows, with these.
     Raises: BadData, naming the file; UsageError for what does not fit.
     """
-    if batch_size < 1:
-        raise UsageError(f"batch_size = {batch_size}: must be at least 1.")
-    if on_error not in (choices := get_args(OnError)):
-        raise UsageError(f"There is no on_error '{on_error}'.", remedy=f"Choose one of: {', '.join(choices)}.")
-    opened = open_predictor(model, device=device, allow_factories=allow_factories, network=network) \
-        if isinstance(model, (str, Path)) else model
+    batch_size = checked_whole(batch_size, "batch_size")
+    for kind, value, choices in (("on_error", on_error, get_args(OnError)), ("device", device, get_args(Device))):
+        if not isinstance(value, str) or value not in choices:
+            raise UsageError(f"There is no {kind} '{value}'.", remedy=f"Choose one of: {', '.join(choices)}.")
+    progress = checked_function(progress, "progress", takes="a share and a text")
+    operating_point = checked_yes_or_no(operating_point, "operating_point")
+    if not isinstance(prevalence, str):
+        raise UsageError(f"prevalence = {str(prevalence)[:80]}: must be a text.",
+                         remedy='Write prevalence="melanoma=0.02,naevus=0.98", or "estimate".')
+    if selection is not None and not isinstance(selection, Selection):
+        raise UsageError(f"selection = {str(selection)[:80]}: must be a Selection.",
+                         remedy='Write Selection(dicom={"Modality": ("CR", "DX")}), of semisilo.common.data.form.')
+    opened = _opened(model, device=device, allow_factories=checked_texts(
+        allow_factories, "allow_factories", example="my_net.py:build"), network=network)
     facts = opened.facts
     if facts.task == "multi_label":
         _check_options_of_findings(operating_point=operating_point, prevalence=prevalence)
@@ -390,6 +413,18 @@ def _of_findings(logits_NK: NDArray[np.float32], rows_NK: NDArray[np.int8], fact
                        probabilities=p_NK, true=np.full(len(files), -1, dtype=np.int64),
                        skipped=tuple(images.skipped), thresholds=cuts, truth=rows_NK, measures=measures,
                        not_compared=images.not_compared, read_with=_read_with(images.ranges, facts))
+
+
+def _opened(model: Path | str | Predictor, *, device: Device, allow_factories: Collection[str],
+            network: Network | None) -> Predictor:
+    if isinstance(model, (str, os.PathLike)):
+        return open_predictor(checked_path(model, "model"), device=device, allow_factories=allow_factories,
+                              network=network)
+    if not hasattr(model, "facts") or not hasattr(model, "logits"):
+        raise UsageError(f"model: is a {type(model).__name__}, not the path of an exported model.",
+                         remedy="Write the folder of an export, such as run.export().folder; of a run,"
+                                " run.predict(images).")
+    return model
 
 
 def open_predictor(model: Path | str, *, device: Device = "auto", allow_factories: Collection[str] = (),

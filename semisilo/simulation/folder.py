@@ -114,16 +114,18 @@ class SimulationFolder(CoordinatorFolder):
         return digest if isinstance(digest, str) else ""
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, *, to_read: bool = False) -> Iterator[None]:
         """Held while a simulation runs here; the kernel lets go of it however the process ends.
 
+        Args:
+            to_read: whether others may read here meanwhile as well.
         Raises: UsageError when another process has it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, (fcntl.LOCK_SH if to_read else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except OSError:
                 raise UsageError(f"{self.folder}: another simulation runs here.",
                                  remedy="Wait for it, or choose another folder.") from None

@@ -80,7 +80,7 @@ def _result_of_before(study: SimulatedStudy, folder: SimulationFolder,
     where the images must be dealt to know whether it is the same one."""
     if not folder.record.exists():
         return None
-    with folder.lock(), without_waiting():
+    with folder.lock(to_read=True), without_waiting():
         if not holds(folder, study):
             return None
         ledger = Ledger(folder.ledger, waits=False)

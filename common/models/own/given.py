@@ -148,12 +148,19 @@ def _called(factory: Factory, *, num_classes: int, channels: int, size: int) -> 
 
 
 def _check_whole(network: nn.Module) -> None:
+    import torch
     from torch.nn.parameter import is_lazy
 
+    if isinstance(network, torch.jit.ScriptModule):
+        raise UsageError("model: is a network of TorchScript, whose layers cannot be looked at and trained here.",
+                         remedy="Hand over the network that it was made of.")
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         if is_lazy(tensor):
             raise UsageError(f"model: {name} has no shape yet: the network has lazy layers.",
                              remedy="Send one batch of images through it first.")
+        if tensor.is_meta:
+            raise UsageError(f"model: {name} has no values: it is on torch's device 'meta'.",
+                             remedy="Build the network on the CPU, or load its weights first.")
 
 
 # What a network is ----------------------------------------------------------------------------------------------------

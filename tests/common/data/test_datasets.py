@@ -93,6 +93,14 @@ class Endless(IterableDataset[Any]):
         raise TypeError("no length")
 
 
+@each_of("row", [[1, 0, -1], (1, 0, -1), np.array([1, 0, -1], np.int8), torch.tensor([1.0, 0.0, -1.0])])
+def test_where_images_may_have_several_classes_a_label_is_a_row(row: Any) -> None:
+    found = arrays_of_dataset(Items((GREY, row), (GREY, [-1, -1, -1]), classes=("a", "b", "c")), where="data")
+    assert found.labels is not None
+    assert found.labels.tolist() == [[1, 0, -1], [-1, -1, -1]]
+    assert found.classes == ("a", "b", "c")
+
+
 @each_of(("dataset", "says"), [
     (Items(), "data: the data set is empty"),
     (Endless(), "has no length"),
@@ -103,7 +111,13 @@ class Endless(IterableDataset[Any]):
     (Items((torch.zeros(5, 3, 4), 0)), r"is a Tensor of the shape \(5, 3, 4\)"),
     (Items(("image.png", 0)), "is a str of the shape none"),
     (Items((np.zeros((3, 4), dtype=np.int32), 0)), "its pixels are int32"),
-    (Items((GREY, torch.tensor([0, 1]))), r"its label is 'tensor\(\[0, 1\]\)'"),
+    (Items((GREY, torch.tensor([0, 2]))), r"its label is 'tensor\(\[0, 2\]\)'"),
+    (Items((GREY, [0, 1]), (GREY, 1)), "the label of item 1 is 1, not a row of 2 numbers"),
+    (Items((GREY, [0, 1]), (GREY, [0, 1, 1])), r"the label of item 1 is \(0, 1, 1\), not a row of 2"),
+    (Items((GREY, [0, 1]), classes=("a", "b", "c")), r"the label of item 0 is \(0, 1\), not a row of 3"),
+    (Items((GREY, [-1, -1]), (GREY, -1)), "the items have no labels"),
+    (Items((GREY, 0), classes=("a", "b", "a")), "two are the same, or one is empty"),
+    (Items((GREY, 0), classes=("a", " ")), "two are the same, or one is empty"),
     (Items((GREY, 0.5)), "its label is '0.5'"),
     (Items((GREY, -1)), "the items have no labels"),
     (Items((GREY, -2), (GREY, 0)), "the labels go from -2 to 0"),

@@ -398,7 +398,10 @@ def hospital(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
         torch.set_default_dtype(torch.float64)  # some files do, and nobody sets it back
         return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, num_classes))
 
-    for function in (tiny, wrong_size, wrong_head, not_a_module, breaks, ends_the_process, of_another_type):
+    def scripted(*, channels: int, size: int, num_classes: int) -> nn.Module:
+        return torch.jit.ScriptModule()  # type: ignore[no-untyped-call]
+
+    for function in (tiny, wrong_size, wrong_head, not_a_module, breaks, ends_the_process, of_another_type, scripted):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "hospital_nets", module)
     yield module
@@ -421,7 +424,9 @@ def test_a_factory_that_is_not_listed_is_not_even_imported() -> None:
 
 @pytest.mark.parametrize(("function", "says"), [
     ("absent", "failed: AttributeError"), ("not_a_module", "returned str"), ("breaks", "RuntimeError: first line."),
-    ("ends_the_process", "failed: SystemExit"), ("of_another_type", "cannot take images of 1x8x8"),
+    ("ends_the_process", "failed: SystemExit"),
+    ("of_another_type", r"takes no images of float32, and its parameter '1\.weight' is of the type float64"),
+    ("scripted", "returned a network of TorchScript"),
     ("wrong_size", "cannot take images of 1x8x8"), ("wrong_head", r"\(2, 99\)")])
 def test_a_bad_factory_is_refused_in_one_line(hospital: types.ModuleType, function: str, says: str) -> None:
     name, form = f"hospital_nets:{function}", ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 import types
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from PIL import Image
 import semisilo
 import semisilo.api.simulate as api_module
 from semisilo.api.progress import Watching, shown_for
-from semisilo.api.setup import stored
+from semisilo.api.setup import ARRAYS_FOLDER, stored
 from semisilo.common.data.formats import archive
 from semisilo.common.errors import BadConfiguration, BadData, SemisiloError, UsageError
 from semisilo.common.text.describe import describe_percentage
@@ -38,6 +39,7 @@ from semisilo.coordinator.ledger.ledger import Ledger
 from semisilo.coordinator.ledger.records import LABELS_ALONE_MODEL
 from semisilo.coordinator.ledger.roster import LedgerRoster
 from semisilo.simulation import run as run_simulation
+from semisilo.simulation.folder import SimulationFolder
 from semisilo.simulation.output import export_run
 from tests.semisilo.studies import study
 
@@ -45,6 +47,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "python.md"
 SMALL: dict[str, Any] = {"silos": 3, "num_labelled": 20, "rounds": 1, "labelled_only": False, "progress": False,
                          "tables": {"simulation": {"split": {"fraction": 0.12}}}}
+GREY = np.arange(512, dtype=np.uint8).reshape(8, 8, 8) // 2 * np.arange(1, 9, dtype=np.uint8)[:, None, None]
 QUICK = {"name": "semifl", "local_epochs": 1, "coordinator_epochs": 1, "confidence_threshold": 0.11}
 
 
@@ -226,6 +229,10 @@ def test_a_finished_run_is_read_and_other_settings_have_another_folder() -> None
     before = [path.stat().st_mtime_ns for path in states], sorted(path.name for path in Path("runs").iterdir())
     again = semisilo.simulate(data="digits", method=QUICK, **SMALL)
     assert again == first
+    with SimulationFolder(first.folder).lock(to_read=True):  # another process reads it as well
+        assert semisilo.simulate(data="digits", method=QUICK, **SMALL) == first
+    with SimulationFolder(first.folder).lock(), pytest.raises(UsageError, match="another simulation runs here"):
+        semisilo.simulate(data="digits", method=QUICK, **SMALL)
     assert states
     assert ([path.stat().st_mtime_ns for path in states],
             sorted(path.name for path in Path("runs").iterdir())) == before
@@ -285,7 +292,17 @@ def test_labels_may_be_at_both_and_silos_labels_then_count() -> None:
     ({"data": "digits", "num_labelled": 20, "method": 3}, UsageError, "needs a name"),
     ({"data": "digits", "num_labelled": 20, "method": {"name": "semifl", "lr": {1}}}, UsageError,
      r"method: lr: \{1\} \(set\) cannot be"),
+    ({"data": "digits", "num_labelled": 20, "model": torch.nn.Linear(40, 2).state_dict()}, UsageError,
+     r"model: weight: tensor\(.* \(Tensor\) cannot be"),
     ({"data": "digits", "num_labelled": 20, "rounds": float("nan")}, UsageError, r"rounds: nan \(float\) cannot be"),
+    ({"data": "digits", "num_labelled": 20, "out": 3}, UsageError, "out = 3: must be a path"),
+    ({"data": "digits", "num_labelled": 20, "out": ""}, UsageError, "out = '': must be a path"),
+    ({"data": "digits", "num_labelled": 20, "labelled_only": "no"}, UsageError, "labelled_only = 'no': must be True"),
+    ({"data": "", "num_labelled": 20}, BadData, "data: is an empty text"),
+    ({"data": "x" * 300, "num_labelled": 20}, BadData, "data = x+.*: cannot be a path: File name too long"),
+    ({"data": "digits", "num_labelled": 20, "out": __file__}, UsageError, "out = .*test_simulate.py is not a folder"),
+    ({"study": ""}, UsageError, "study = '': must be a path"),
+    ({"data": (np.zeros((2, 8, 8), np.uint8), None), "num_labelled": 2}, BadData, "data: the labels are None"),
 ])
 def test_what_is_wrong_is_one_line_with_a_remedy(arguments: dict[str, Any], error: type[SemisiloError], text: str
                                                  ) -> None:
@@ -293,6 +310,24 @@ def test_what_is_wrong_is_one_line_with_a_remedy(arguments: dict[str, Any], erro
         semisilo.simulate(progress=False, **arguments)
     assert "\n" not in caught.value.line()
     assert caught.value.remedy
+    assert "".join(traceback.format_exception(caught.value)).endswith(f"{caught.value.text}\n{caught.value.remedy}\n")
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ({"test": (GREY[:4] + 1, [0, 1, 2, 7])}, "^test: label 7 of image 3 is out of range"),
+    ({"labelled": (GREY[:4] + 9, [0, 1, -3, 1])}, "^labelled: label -3 of image 2 is out of range"),
+    ({"labelled": (GREY[:4], np.eye(4, dtype=int))}, "^labelled: 'labels' has the shape 4 x 4"),
+    ({"test": (GREY[:4], [0, 1, 2, 1])}, r"4 of 4 test images have the pixels of labelled ones"),
+    ({"unlabelled": (GREY[:4, :0], None)}, "^unlabelled: 'images' is empty")])
+def test_an_error_names_the_argument_and_not_the_file_that_was_made_of_it(arguments: dict[str, Any], says: str) -> None:
+    given = {"labelled": (GREY[:4], [0, 1, 2, 1]), "unlabelled": (GREY + 3, None), "silos": 2, "rounds": 1,
+             "progress": False, **arguments}
+    with pytest.raises(SemisiloError, match=says) as caught:
+        semisilo.simulate(**given)
+    assert ARRAYS_FOLDER not in str(caught.value)
+    with pytest.raises(SemisiloError, match=says.removeprefix("^")) as caught:
+        semisilo.compare(["self_training"], **given)
+    assert ARRAYS_FOLDER not in str(caught.value)
 
 
 @pytest.mark.parametrize(("tables", "says", "remedies"), [
@@ -636,6 +671,17 @@ def test_a_run_is_read_from_its_folder_exported_and_used(tmp_path: Path) -> None
     found = semisilo.simulate(data="digits", method=QUICK, **SMALL)
     loaded = semisilo.load_run(found.folder)
     assert loaded == found
+    assert len(repr(loaded)) < 300
+    with pytest.raises(SemisiloError, match="'other'"):
+        semisilo.load_run(found.folder, study="other")
+    for argument, says in (({"test": (GREY, [0] * 8)}, "test: is a tuple"), ({"formats": None}, "formats = None"),
+                           ({"calibrate": "no"}, "calibrate = 'no'"), ({"operating_point": 3}, "operating_point = 3"),
+                           ({"progress": True}, "progress = True"), ({"out": 3}, "out = 3")):
+        with pytest.raises(UsageError, match=says):
+            loaded.export(**argument)  # type: ignore[arg-type]
+    np.savez(tmp_path / "others.npz", images=255 - GREY, labels=np.arange(8))
+    measured = loaded.export(tmp_path / "measured", formats="safetensors", test=tmp_path / "others.npz")
+    assert measured.card["test"]["images"] == 8
     exported = loaded.export(tmp_path / "out", formats=("safetensors",))
     assert torch.get_num_threads() == threads
     assert torch.are_deterministic_algorithms_enabled() is deterministic
@@ -657,12 +703,28 @@ def test_a_federation_is_read_with_its_wire_bytes(tmp_path: Path) -> None:
         found.export()
 
 
+def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(UsageError, match=f"^{tmp_path}/home/runs/a holds no simulation"):
+        semisilo.load_run("~/runs/a")
+    with pytest.raises(BadConfiguration, match=f"^{tmp_path}/home/study.toml: no such file"):
+        semisilo.simulate("~/study.toml")
+    with pytest.raises(BadData):
+        semisilo.simulate(data=(GREY, [0, 1, 2, 70000] * 2), num_labelled=4, out="~/runs/a", progress=False)
+    assert [path.name for path in (tmp_path / "home" / "runs").iterdir()] == [ARRAYS_FOLDER]
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_folder_that_holds_nothing_of_ours_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no simulation and no federation"):
         semisilo.load_run(tmp_path)
     create_federation(tmp_path / "hub", name="lung", address="localhost:8443")
     with pytest.raises(UsageError, match="nothing has begun there"):
         semisilo.load_run(tmp_path / "hub")
+    with pytest.raises(UsageError, match="folder = 3: must be a path"):
+        semisilo.load_run(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="study = 3: must be a name"):
+        semisilo.load_run(tmp_path / "hub", study=3)  # type: ignore[arg-type]
 
 
 def test_arrays_with_a_row_of_0_and_1_for_each_image_are_stored_as_they_are(tmp_path: Path) -> None:

@@ -141,10 +141,49 @@ def test_what_to_do_with_broken_files_is_one_of_two_words(tmp_path: Path) -> Non
     assert caught.value.remedy == "Choose one of: skip, stop."
 
 
-def test_where_images_may_have_several_labels_those_of_a_data_set_are_no_rows() -> None:
+def test_where_images_may_have_several_labels_those_of_a_data_set_are_rows_by_the_names_of_its_classes() -> None:
     assert given_batch(GivenSet(None), multi_label=True).rows_BK is not None
     with pytest.raises(BadData, match=r"The labels have the shape \(4,\)"):
         given_batch(GivenSet([0, 1, 1, 1]), multi_label=True)
+    rows = [[0, 1], [1, 0], [-1, 1], [0, 0]]
+    batch = given_batch(GivenSet(rows, ("été", "no")), multi_label=True)
+    assert batch.rows_BK is not None
+    assert batch.rows_BK.tolist() == [[1, -1, 0], [0, -1, 1], [1, -1, -1], [0, -1, 0]]  # no, yes, été
+    with pytest.raises(BadData, match="'maybe' is none of the model's classes"):
+        given_batch(GivenSet(rows, ("maybe", "no")), multi_label=True)
+    with pytest.raises(BadData, match=r"The labels have the shape \(4, 2\)"):
+        given_batch(GivenSet(rows), multi_label=True)
+
+
+@pytest.mark.parametrize(("argument", "says"), [
+    ({"device": "gpu"}, "no device 'gpu'"), ({"device": 0}, "no device '0'"),
+    ({"batch_size": "250"}, "batch_size = '250'"), ({"batch_size": 2.5}, "batch_size = 2.5"),
+    ({"batch_size": 0}, "batch_size = 0"), ({"progress": True}, "progress = True"),
+    ({"prevalence": {"no": 0.5}}, "prevalence = .* must be a text"),
+    ({"operating_point": "no"}, "operating_point = 'no'"),
+    ({"selection": {"Modality": "CR"}}, "selection = .* must be a Selection"),
+    ({"allow_factories": 3}, "allow_factories = 3"), ({"model": None}, "model: is a NoneType"),
+    ({"model": ""}, "model = ''"), ({"on_error": None}, "no on_error 'None'")])
+def test_an_argument_of_another_type_is_named_in_a_line(argument: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        predict(**{"model": tmp_path, "source": GIVEN, **argument})
+    assert "\n" not in caught.value.line()
+    assert caught.value.remedy
+
+
+def test_a_factory_may_be_given_as_one_text_and_predictions_are_a_line_on_a_terminal(tmp_path: Path) -> None:
+    classes, count = ("no", "yes"), 5000
+    found = Predictions(classes=classes, files=tuple(f"{index}.png" for index in range(count)),
+                        predicted=np.zeros(count, np.int64), probabilities=np.full((count, 2), 0.5),
+                        true=np.zeros(count, np.int64))
+    assert repr(found) == "Predictions(images=5000, classes=2, labelled=5000, accuracy=1.0, skipped=0)"
+    for path in (3, ""):
+        with pytest.raises(UsageError, match="path = "):
+            found.to_csv(path)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="top = '3'"):
+        found.rows(top="3")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"holds no model\.safetensors"):
+        predict(tmp_path, GIVEN, allow_factories="my_net.py:build")
 
 
 @pytest.mark.slow

@@ -211,7 +211,8 @@ def test_a_process_that_was_not_handed_the_network_says_what_it_needs() -> None:
 @pytest.mark.parametrize(("network", "says"), [
     (lambda num_classes: Net(num_classes, 1, 8), "TypeError"), (lambda **_: 1 / 0, "ZeroDivisionError"),
     (lambda **_: "a network, honestly", "made a str"), (17, "neither a network's name nor a network"),
-    (nn.LazyLinear(3), "has lazy layers")])
+    (nn.LazyLinear(3), "has lazy layers"), (nn.Linear(3, 3, device="meta"), "weight has no values"),
+    (torch.jit.ScriptModule(), "a network of TorchScript")])  # type: ignore[no-untyped-call]
 def test_what_is_no_network_is_refused_in_one_line(network: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
         give(network, **SHAPE)
