@@ -69,6 +69,10 @@ class SemisiloError(Exception):
     retry: ClassVar[bool] = False
     """Whether the same request may succeed later without anyone's help."""
 
+    words_of_others: bool = False
+    """Whether code that is not semisilo's has written the text, such as a method plug-in or a library: it may hold
+    anything."""
+
     def __init__(self, text: str, *, remedy: str = "", retry_seconds: float = 0.0) -> None:
         """`retry_seconds`: the earliest that the same request is of use again, where whoever refuses it knows."""
         super().__init__(text)

@@ -123,6 +123,8 @@ class Failure:
     remedy: str = ""
     details: str = ""
     """Traceback of an error that nobody foresaw: only for this machine's log. Empty for one of the catalogue."""
+    words_of_others: bool = False
+    """`SemisiloError.words_of_others`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
