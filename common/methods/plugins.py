@@ -10,8 +10,10 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import inspect
 import re
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from semisilo.common.errors import BadConfiguration, UnknownName
@@ -93,7 +95,8 @@ def load_half(name: str, half: Literal["strategy", "trainer"]) -> type[Any]:
     """The class of one half of a method, built in or an installed plug-in's.
 
     Imports it, and with it torch: for compute processes.
-    Raises: UnknownName, with the names there are; BadConfiguration for a plug-in whose half cannot be imported.
+    Raises: UnknownName, with the names there are; BadConfiguration for a plug-in whose half cannot be imported, or lacks
+        what a half must have.
     """
     method = BUILT_IN[name] if name in BUILT_IN else find_plugin(name)
     where = method.strategy if half == "strategy" else method.trainer
@@ -106,10 +109,53 @@ def load_half(name: str, half: Literal["strategy", "trainer"]) -> type[Any]:
     except (Exception, SystemExit) as error:
         raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' cannot be imported:"
                                f" {_said(error)}.", remedy=_remedy(error, "Fix or reinstall the plug-in.")) from error
-    if not isinstance(loaded, type):
-        raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' is not a class.",
-                               remedy="Fix or reinstall the plug-in.")
+    if trouble := _trouble_of_half(half, loaded):
+        raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' {trouble}.",
+                               remedy="Fix, update or reinstall the plug-in; docs/adding-a-method.md has a whole one.")
     return loaded
+
+
+def _trouble_of_half(half: Literal["strategy", "trainer"], loaded: object) -> str:
+    """Why an object is not a half of a method, as a predicate of it; empty when it is. A study would end with it in its
+    first round, or in a later one, when silos have trained for days."""
+    from semisilo.common.methods import contract  # later: it imports this package
+
+    if not isinstance(loaded, type):
+        return "is not a class"
+    protocol, kept, built_with = ((contract.Strategy, ("State",), (None, None)) if half == "strategy" else
+                                  (contract.Trainer, ("Memory",), ()))
+    if not _takes(loaded, built_with, {}):
+        return f"cannot be built as {loaded.__name__}({'settings, environment' if built_with else ''})"
+    for name, wanted in vars(protocol).items():
+        if name.startswith("_") or not inspect.isfunction(wanted):
+            continue
+        parameters = [each for each in inspect.signature(wanted).parameters.values() if each.name != "self"]
+        written = f"{name}{inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters])}"
+        found = inspect.getattr_static(loaded, name, None)
+        if found is None or found is wanted or not callable(getattr(loaded, name)):
+            return f"has no function {written}"
+        by_name = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
+        if inspect.isfunction(found) and not _takes(found, (None,) * (1 + len(parameters) - len(by_name)), by_name):
+            return f"cannot be called as {written}: it has {name}{inspect.signature(found)}"
+    for name in (*kept, *(("SiloState",) if hasattr(loaded, "SiloState") else ())):
+        kind = getattr(loaded, name, None)
+        if not (isinstance(kind, type) and (dataclasses.is_dataclass(kind) or kind is type(None))):
+            return (f"has no {name}, the dataclass of what it keeps" if kind is None else
+                    f"has as {name}, of what it keeps, no dataclass")
+    return ""
+
+
+def _takes(called: Callable[..., object], args: tuple[None, ...], by_name: dict[str, None]) -> bool:
+    """Whether it may be called so; true where its parameters cannot be known."""
+    try:
+        signature = inspect.signature(called)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*args, **by_name)
+    except TypeError:
+        return False
+    return True
 
 
 def _plain(name: str) -> str:

@@ -6,15 +6,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from semisilo.common.errors import BadConfiguration, UnknownName
-from semisilo.common.methods import METHODS, find_method
+from semisilo.common.methods import METHODS, find_method, plugins
+from semisilo.common.methods.builtin import BUILT_IN
 from semisilo.common.methods.plugins import find_plugin, load_half, plugin_names
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.silo.trainers import load_trainer
-from tests.plugin_kit import METHOD, install, on_the_module_path
+from tests.plugin_kit import HALVES, METHOD, install, on_the_module_path
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -96,13 +98,52 @@ def test_a_broken_half_is_named_when_it_is_loaded_and_not_before(site: Path, hal
         load_half("gossip", "trainer")
 
 
+@pytest.mark.parametrize(("half", "old", "new", "words"), [
+    ("strategy", "def finish(", "def end(", "has no function finish(state, phase, tally, *, round)"),
+    ("strategy", "def begin(self, state, phase, headers, *, round)", "def begin(self, state, phase, headers)",
+     "cannot be called as begin(state, phase, headers, *, round): it has begin(self, state, phase, headers)"),
+    ("strategy", "def phases(self, state, round)", "def phases(self, state)", "cannot be called as phases(state, round)"),
+    ("strategy", "def fold(", "fold = 3\n    def folding(", "has no function fold(state, tally, header, groups, kept)"),
+    ("strategy", "    State = State\n", "", "has no State, the dataclass of what it keeps"),
+    ("strategy", "    State = State\n", "    State = dict\n", "has as State, of what it keeps, no dataclass"),
+    ("strategy", "    State = State\n", "    State = State\n    SiloState = dict\n", "has as SiloState, of what it keeps"),
+    ("strategy", "def __init__(self, settings, environment)", "def __init__(self, settings)",
+     "cannot be built as Strategy(settings, environment)"),
+    ("strategy", "class Strategy:", "from semisilo.common.methods.contract import Strategy as Base\n"
+     "class Strategy(Base):\n    def finish(self, state, phase, tally, *, round):\n        return state\n"
+     "    def model(self, state):\n        return {}, {}\nclass Rest:", "has no function start(initial)"),
+    ("trainer", "def train(", "def training(", "has no function train(task, data, memory)"),
+    ("trainer", "def train(self, task, data, memory)", "def train(self, task, data)",
+     "cannot be called as train(task, data, memory): it has train(self, task, data)"),
+    ("trainer", "    Memory = type(None)\n", "", "has no Memory, the dataclass of what it keeps"),
+    ("trainer", "    Memory = type(None)\n", "    def __init__(self, settings):\n        pass\n", "cannot be built as Trainer()"),
+])
+def test_a_half_that_lacks_something_is_refused_when_it_is_loaded(
+        site: Path, half: Literal["strategy", "trainer"], old: str, new: str, words: str) -> None:
+    """A study would end with it when silos have trained."""
+    install(site, halves=HALVES)
+    assert load_half("gossip", half).__name__ == half.capitalize()
+    assert old in HALVES
+    (site / "gossip_plugin_halves.py").write_text(HALVES.replace(old, new))
+    del sys.modules["gossip_plugin_halves"]
+    with pytest.raises(BadConfiguration) as caught:
+        load_half("gossip", half)
+    assert f"gossip_plugin_halves:{half.capitalize()}' of the method plug-in 'gossip' {words}" in caught.value.text
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_the_halves_of_built_in_methods_have_what_those_of_plug_ins_must_have(name: str) -> None:
+    for half in ("strategy", "trainer"):
+        assert plugins._trouble_of_half(half, load_half(name, half)) == ""
+
+
 @pytest.mark.parametrize("load", [load_strategy, load_trainer])
 def test_what_a_half_sets_where_it_is_imported_ends_with_it(site: Path, load: Callable[[str], type]) -> None:
     """It is imported once in a process: the first task after a restart would be trained with other threads."""
     import torch
 
     install(site, halves="import torch\ntorch.manual_seed(5)\ntorch.set_num_threads(2)\n"
-                         "torch.set_default_dtype(torch.float64)\nclass Strategy:\n    pass\nTrainer = Strategy\n")
+                         "torch.set_default_dtype(torch.float64)\n" + HALVES)
     torch.set_num_threads(1)
     generator = torch.get_rng_state()
     try:
