@@ -33,6 +33,7 @@ __all__ = [
     "NotPermitted",
     "OutsideHours",
     "PayloadNotServed",
+    "PluginFailed",
     "PortInUse",
     "ProcessGroupLost",
     "SecureSumFailed",
@@ -150,6 +151,12 @@ class ComputeFailed(SemisiloError):
     """The compute process died or its work raised an error that nobody expected."""
 
     code, status = "COMPUTE_FAILED", "INTERNAL"
+
+
+class PluginFailed(ComputeFailed):
+    """A half of a method plug-in raised an error, or returned what it should not; the same call fails again."""
+
+    code = "PLUGIN_FAILED"
 
 
 class ProcessGroupLost(ComputeFailed):

@@ -16,14 +16,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from semisilo.common.errors import BadConfiguration, UnknownName
+from semisilo.common.errors import BadConfiguration, PluginFailed, UnknownName
 from semisilo.common.methods import METHODS, MethodPlugin, MethodSpec
 from semisilo.common.methods.builtin import BUILT_IN
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "find_plugin", "load_half", "modules_of", "plugin_names"]
+__all__ = ["GROUP", "cannot_be_kept", "find_plugin", "load_half", "modules_of", "plugin_names"]
 
 GROUP = "semisilo.methods"
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -156,6 +156,16 @@ def _takes(called: Callable[..., object], args: tuple[None, ...], by_name: dict[
     except TypeError:
         return False
     return True
+
+
+def cannot_be_kept(what: str, kept: object, error: Exception) -> PluginFailed:
+    """What to raise where something that a half of a plug-in wants to be kept cannot be written.
+
+    Args:
+        what: which half, for a person.
+    """
+    return PluginFailed(f"{what} returned a {type(kept).__name__} that cannot be written: {_said(error)}.",
+                        remedy="Its fields may be numbers, text, None, JSON lists and dicts, or dict[str, Tensor].")
 
 
 def _plain(name: str) -> str:

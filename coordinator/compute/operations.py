@@ -21,7 +21,14 @@ import numpy as np
 import torch
 
 from semisilo.common.config import from_dict, to_dict
-from semisilo.common.errors import BadConfiguration, BadPayload, ComputeFailed, SemisiloError, StudyNotOpen
+from semisilo.common.errors import (
+    BadConfiguration,
+    BadPayload,
+    ComputeFailed,
+    PluginFailed,
+    SemisiloError,
+    StudyNotOpen,
+)
 from semisilo.common.learning.outliers import UpdateMeasure, has_long, point_away
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
@@ -122,6 +129,7 @@ from semisilo.coordinator.secure_aggregation.masked_updates import check_masked
 from semisilo.coordinator.secure_aggregation.summed_updates import SummedUpdates
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.parts.count_cap import capped_counts
+from semisilo.coordinator.strategies.plugged_in import PluggedIn, build_strategy
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.model_facts import model_facts
 from semisilo.coordinator.studies.study_file import StudyConfig
@@ -174,6 +182,10 @@ def _guarded(*, before_end: bool = True) -> Iterator[None]:
         yield
     except ComputeAborted:  # from outside, as by Ctrl-C in a simulation: it says nothing of what silos have sent
         raise
+    except PluginFailed as error:
+        if not before_end:  # what it trains with its own state
+            raise
+        raise _NotFinite(error, before_end=True) from error
     except (ComputeFailed, BadPayload) as error:
         raise _NotFinite(error, before_end=before_end) from error
     except (RuntimeError, OverflowError, ZeroDivisionError) as error:
@@ -204,7 +216,8 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
         largest_weight=config.participation.largest_share,
         trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE), silo_noise=noise,
         summed=config.privacy.secure_aggregation, measure=data.frozen.study_measure)
-    return environment, load_strategy(config.method.name)(config.method.settings, environment)
+    return environment, build_strategy(
+        load_strategy(config.method.name), config.method.name, config.method.settings, environment)
 
 
 def check_study(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None, num_silos: int,
@@ -468,6 +481,10 @@ class Operations:
         left_out = fewest_left_out((*alone, *(silo for silo in in_order if silo not in alone)), works)
         if left_out is None:
             raise failure.reason
+        if len(left_out) == len(names) > 1 and isinstance(study.strategy, PluggedIn):
+            raise PluginFailed(f"{study.strategy.what} cannot compute with any of the {len(names)} updates of round"
+                               f" {request.round}: {failure.reason.text.removeprefix(f'{study.strategy.what} ')}",
+                               remedy="It is more likely at fault than all silos are.")
         middle = median(each.norm for each in found.values()) if found else 0.0
         also = {silo: f"; it says that it has taken {count:.0f} steps, the median is {median(steps.values()):.0f}"
                 for silo, count in steps.items()}
@@ -496,7 +513,8 @@ class Operations:
         if not (has_long(measures) and enough and environment.robust.rule == "none" and environment.silo_noise is None
                 and "norm_clipping" in study.spec.robust_rules):
             return told
-        clipping = load_strategy(study.config.method.name)(study.config.method.settings, replace(
+        method = study.config.method
+        clipping = build_strategy(load_strategy(method.name), method.name, method.settings, replace(
             environment, robust=replace(environment.robust, rule="norm_clipping")))
         try:
             again = self._folded(request, request.updates, strategy=clipping)
@@ -743,7 +761,12 @@ class Operations:
         return expected_of(layouts, self._opened().strategy.task(self._load(state), phase, silo, kept, round=round))
 
     def _save(self, state: Any) -> str:
-        digest = self._opened().states.save(state)
+        try:
+            digest = self._opened().states.save(state)
+        except (TypeError, ValueError) as error:
+            if not isinstance(strategy := self._opened().strategy, PluggedIn):
+                raise
+            raise strategy.cannot_keep(state, error) from error
         # A restart goes on from the file, so what is kept is what reading it back would give.
         self._last = (digest, checkpoint.settled(state))
         return digest

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from semisilo.common.config import to_dict
-from semisilo.common.errors import ComputeFailed
+from semisilo.common.errors import ComputeFailed, PluginFailed
 from semisilo.common.process.compute import Compute
 from semisilo.common.process.messages import Request
 from semisilo.coordinator.compute.messages import OpenStudy
@@ -104,7 +104,8 @@ class ComputeSteps:
         Args:
             activity: what the operator reads meanwhile; None leaves what is there.
             attempts: how often it is tried.
-        Raises: ComputeFailed when it failed each time; other errors that the step raises, at once.
+        Raises: ComputeFailed when it failed each time; PluginFailed, which says that it would, and other errors that
+            the step raises, at once.
         """
         if activity is not None:
             self._runtime.set(activity=activity)
@@ -113,7 +114,7 @@ class ComputeSteps:
             try:
                 return await self._compute.call(request, on_progress=on_progress)
             except ComputeFailed as error:
-                if attempt == attempts:
+                if attempt == attempts or isinstance(error, PluginFailed):
                     raise
                 _LOG.warning("%s: %s; trying again", request.operation(), error.line())
         raise AssertionError("unreachable")

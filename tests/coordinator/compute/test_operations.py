@@ -29,6 +29,7 @@ from semisilo.common.errors import (
     BadData,
     BadPayload,
     ComputeFailed,
+    PluginFailed,
     DiskFull,
     LayoutMismatch,
     NotPermitted,
@@ -89,6 +90,7 @@ from semisilo.coordinator.ledger.records import (
 )
 from semisilo.coordinator.strategies.fedmatch.strategy import FedMatchState
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
+from semisilo.coordinator.strategies.plugged_in import PluggedIn
 from semisilo.coordinator.strategies.self_training import SelfTrainingState, SelfTrainingStrategy
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
 from semisilo.coordinator.studies.study_file import config_from_dict
@@ -1229,6 +1231,76 @@ def test_an_update_that_a_strategy_cannot_fold_is_left_out_and_named_whatever_it
                                     f"{silo} sends." for silo in ("b", "d")}
     assert (list(found.kept), sorted(found.measures)) == (["a", "c"], ["a", "b", "c", "d"])
     assert found.state == aggregate(operations, state, 1, [updates[0], updates[2]]).state, "a control"
+
+
+def _of_a_plug_in(monkeypatch: pytest.MonkeyPatch, half: type[Any]) -> None:
+    monkeypatch.setattr(operations_module, "load_strategy", lambda name: half)
+    monkeypatch.setattr(operations_module, "build_strategy", lambda half, name, settings, environment: PluggedIn(
+        half, settings, environment, what="The strategy 'x:Y' of the method plug-in 'x'"))
+
+
+@pytest.mark.parametrize("where", ["begin", "fold", "finish", "nan"])
+def test_a_plug_in_that_cannot_compute_with_any_update_is_at_fault_and_no_silo(
+        federation: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """All silos were blamed, and the study went on with none of them; or the step was tried three times."""
+    class Broken(SemiFLStrategy):
+        def begin(self, state: Any, phase: Any, headers: Any, *, round: int) -> Any:
+            if where == "begin":
+                raise ValueError("no key 'w'")
+            return super().begin(state, phase, headers, round=round)
+
+        def fold(self, *args: Any) -> Any:
+            if where == "fold":
+                raise RuntimeError("sizes differ")
+            return super().fold(*args)
+
+        def finish(self, state: Any, phase: Any, tally: Any, *, round: int) -> Any:
+            if where == "finish":
+                raise ValueError("no key 'w'")
+            finished = super().finish(state, phase, tally, round=round)
+            if where == "nan" and tally.delta is not None:
+                return replace(finished, w={name: each * float("nan") for name, each in finished.w.items()})
+            return finished
+
+    _of_a_plug_in(monkeypatch, Broken)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [update(silo, spool(federation, model, shift=0.01)) for silo in ("a", "b", "c")]
+    with pytest.raises(PluginFailed, match="The strategy 'x:Y' of the method plug-in 'x'"):
+        aggregate(operations, state, 1, updates)
+
+
+def test_an_update_on_which_a_plug_in_raises_anything_is_left_out_where_others_are_not(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One silo could stop a study of a plug-in with an update that it raises a KeyError on."""
+    class Particular(SemiFLStrategy):
+        def fold(self, state: Any, tally: Any, header: UpdateHeader, groups: Any, kept: Any) -> Any:
+            if header.silo == "b":
+                raise KeyError("b")
+            return super().fold(state, tally, header, groups, kept)
+
+    _of_a_plug_in(monkeypatch, Particular)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [update(silo, spool(federation, model, shift=0.01)) for silo in ("a", "b", "c")]
+    found = aggregate(operations, state, 1, updates)
+    assert found.left_out == {"b": "not accepted: it cannot be folded. The strategy 'x:Y' of the method plug-in 'x' "
+                                   "failed in fold: KeyError: 'b'."}
+    assert list(found.kept) == ["a", "c"]
+
+
+def test_a_state_of_a_plug_in_that_cannot_be_written_names_it(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(SemiFLStrategy):
+        def start(self, initial: Any) -> Any:
+            return replace(super().start(initial), opt_buf=torch.zeros(3))
+
+    _of_a_plug_in(monkeypatch, Odd)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    with pytest.raises(PluginFailed, match="returned a SemiFLState that cannot be written: TypeError: .*Tensor"):
+        prepare(operations)
 
 
 def _scaled(federation: Path, model: TensorGroup, factor: float) -> Path:

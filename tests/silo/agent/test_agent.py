@@ -25,6 +25,7 @@ from semisilo.common.errors import (
     ComputeFailed,
     DiskFull,
     NotPermitted,
+    PluginFailed,
     PayloadNotServed,
     SecureSumRefused,
     SemisiloError,
@@ -538,6 +539,16 @@ def test_training_that_fails_once_is_done_again_and_twice_is_refused_without_nam
         assert "FileNotFoundError" in refusal.text
         assert "jane_doe" not in refusal.text
         assert "jane_doe" in bench.text  # here, where the files are, it is shown
+    run(work())
+
+
+def test_a_plug_in_that_fails_in_the_same_way_again_is_not_trained_twice(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        compute = FakeCompute(errors=[PluginFailed("The trainer 'x:Y' returned a NoneType.")])
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            await bench.agent.run()
+        assert (coordinator.begins[0].refusal.code, len(compute.trained)) == ("PLUGIN_FAILED", 1)
     run(work())
 
 
