@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from semisilo.common.errors import BadConfiguration, PluginFailed, UnknownName
 from semisilo.common.methods import METHODS, MethodPlugin, MethodSpec
 from semisilo.common.methods.builtin import BUILT_IN
+from semisilo.common.system_errors import is_error_of_code
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -95,8 +96,8 @@ def load_half(name: str, half: Literal["strategy", "trainer"]) -> type[Any]:
     """The class of one half of a method, built in or an installed plug-in's.
 
     Imports it, and with it torch: for compute processes.
-    Raises: UnknownName, with the names there are; BadConfiguration for a plug-in whose half cannot be imported, or lacks
-        what a half must have.
+    Raises: UnknownName, with the names there are; BadConfiguration for a plug-in whose half cannot be imported, or
+        lacks what a half must have.
     """
     method = BUILT_IN[name] if name in BUILT_IN else find_plugin(name)
     where = method.strategy if half == "strategy" else method.trainer
@@ -106,7 +107,9 @@ def load_half(name: str, half: Literal["strategy", "trainer"]) -> type[Any]:
         return loaded
     try:
         loaded = getattr(importlib.import_module(module), cls)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_error_of_code(error):
+            raise
         raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' cannot be imported:"
                                f" {_said(error)}.", remedy=_remedy(error, "Fix or reinstall the plug-in.")) from error
     if trouble := _trouble_of_half(half, loaded):
@@ -129,8 +132,9 @@ def _trouble_of_half(half: Literal["strategy", "trainer"], loaded: object) -> st
     for name, wanted in vars(protocol).items():
         if name.startswith("_") or not inspect.isfunction(wanted):
             continue
-        parameters = [each for each in inspect.signature(wanted).parameters.values() if each.name != "self"]
-        written = f"{name}{inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters])}"
+        parameters = [each.replace(annotation=inspect.Parameter.empty)
+                      for each in inspect.signature(wanted).parameters.values() if each.name != "self"]
+        written = f"{name}{inspect.Signature(parameters)}"
         found = inspect.getattr_static(loaded, name, None)
         if found is None or found is wanted or not callable(getattr(loaded, name)):
             return f"has no function {written}"
@@ -193,7 +197,9 @@ def _loaded(entry: EntryPoint) -> MethodPlugin:
     heavy = "torch" in sys.modules
     try:
         plugin = entry.load()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_error_of_code(error):
+            raise
         raise BadConfiguration(f"{what} cannot be imported: {_said(error)}.",
                                remedy=_remedy(error, "Fix, reinstall or uninstall it.")) from error
     if trouble := _trouble(entry.name, plugin):

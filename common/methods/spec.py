@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from semisilo.common.methods.parts.privacy import Unit
     from semisilo.common.methods.parts.robust import Rule
 
-__all__ = ["ABSTENTIONS", "ACCEPTED_STEP", "EPSILON", "FIRST_STATISTICS", "FROZEN", "MAX_COUNT", "MEASURING", "PSEUDO_LABEL_METRICS",
-           "STATISTICS", "TRUTH_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario",
-           "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels", "counts_of",
-           "first_unused", "is_declared", "positive", "reason_that_leaves", "refuse_unused", "silos_have_labels",
-           "within"]
+__all__ = ["ABSTENTIONS", "ACCEPTED_STEP", "EPSILON", "FIRST_STATISTICS", "FROZEN", "MAX_COUNT", "MEASURING",
+           "PSEUDO_LABEL_METRICS", "STATISTICS", "TRUTH_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec",
+           "Scenario", "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels",
+           "counts_of", "first_unused", "is_declared", "positive", "reason_that_leaves", "refuse_unused",
+           "silos_have_labels", "within"]
 
 EitherScenario = Literal["labels-at-coordinator", "labels-at-silo"]
 """Of methods for labels at one of the two places, and never at both in one study."""
@@ -163,8 +163,8 @@ def is_declared(name: str, declared: Collection[str]) -> bool:
 
 
 def reason_that_leaves(spec: MethodSpec, said: str) -> str:
-    """The reason of an abstention as the coordinator may hear it: one of any method or of this one's own, as its trainer
-    said, else "no_update"."""
+    """The reason of an abstention as the coordinator may hear it: one of any method or of this one's own, as its
+    trainer said, else "no_update"."""
     return said if said in ABSTENTIONS or said in spec.abstentions else _NO_UPDATE
 
 

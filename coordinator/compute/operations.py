@@ -514,7 +514,7 @@ class Operations:
                 and "norm_clipping" in study.spec.robust_rules):
             return told
         method = study.config.method
-        clipping = build_strategy(load_strategy(method.name), method.name, method.settings, replace(
+        clipping: Any = build_strategy(load_strategy(method.name), method.name, method.settings, replace(
             environment, robust=replace(environment.robust, rule="norm_clipping")))
         try:
             again = self._folded(request, request.updates, strategy=clipping)

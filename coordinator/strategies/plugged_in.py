@@ -18,7 +18,7 @@ from semisilo.common.methods.builtin import BUILT_IN
 from semisilo.common.methods.contract import Environment, Phase, Strategy, Task
 from semisilo.common.methods.plugins import cannot_be_kept, find_plugin
 from semisilo.common.process.compute_process import unusable_after
-from semisilo.common.system_errors import explained_text
+from semisilo.common.system_errors import explained_text, is_error_of_code
 
 __all__ = ["PluggedIn", "build_strategy"]
 
@@ -66,8 +66,8 @@ class PluggedIn:
                 returned = function(*args, **by_name)
             except SemisiloError:
                 raise
-            except Exception as error:
-                if unusable_after(error) or explained_text(error) is not None:
+            except BaseException as error:
+                if not is_error_of_code(error) or unusable_after(error) or explained_text(error) is not None:
                     raise  # memory, an accelerator or a disk: that is nobody's fault, and may be tried again
                 failed = PluginFailed(f"{self.what} failed in {name}: {_said(error)}.")
                 if failed.text not in self._logged:  # it may be asked about every update
@@ -97,5 +97,5 @@ class PluggedIn:
         return ""
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(": .")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from semisilo.common.data.formats import registry
 from semisilo.common.data.formats.registry import IMAGE_FORMATS, SOURCE_FORMATS, ImageFormat
 from semisilo.common.errors import BadConfiguration
+from semisilo.common.system_errors import is_error_of_code
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -140,7 +141,9 @@ def _plugin(name: str, path: tuple[str, ...]) -> ImageFormat:
     what = f"The format plug-in '{name}' of the package {_package(entry)}"
     try:
         loaded = entry.load()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_error_of_code(error):
+            raise
         lines = str(error).strip().splitlines()
         raise BadConfiguration(f"{what} cannot be imported: {type(error).__name__}: {lines[0] if lines else ''}",
                                remedy="Fix, reinstall or uninstall it.") from error

@@ -102,11 +102,13 @@ def test_a_broken_half_is_named_when_it_is_loaded_and_not_before(site: Path, hal
     ("strategy", "def finish(", "def end(", "has no function finish(state, phase, tally, *, round)"),
     ("strategy", "def begin(self, state, phase, headers, *, round)", "def begin(self, state, phase, headers)",
      "cannot be called as begin(state, phase, headers, *, round): it has begin(self, state, phase, headers)"),
-    ("strategy", "def phases(self, state, round)", "def phases(self, state)", "cannot be called as phases(state, round)"),
+    ("strategy", "def phases(self, state, round)", "def phases(self, state)",
+     "cannot be called as phases(state, round)"),
     ("strategy", "def fold(", "fold = 3\n    def folding(", "has no function fold(state, tally, header, groups, kept)"),
     ("strategy", "    State = State\n", "", "has no State, the dataclass of what it keeps"),
     ("strategy", "    State = State\n", "    State = dict\n", "has as State, of what it keeps, no dataclass"),
-    ("strategy", "    State = State\n", "    State = State\n    SiloState = dict\n", "has as SiloState, of what it keeps"),
+    ("strategy", "    State = State\n", "    State = State\n    SiloState = dict\n",
+     "has as SiloState, of what it keeps"),
     ("strategy", "def __init__(self, settings, environment)", "def __init__(self, settings)",
      "cannot be built as Strategy(settings, environment)"),
     ("strategy", "class Strategy:", "from semisilo.common.methods.contract import Strategy as Base\n"
@@ -116,7 +118,8 @@ def test_a_broken_half_is_named_when_it_is_loaded_and_not_before(site: Path, hal
     ("trainer", "def train(self, task, data, memory)", "def train(self, task, data)",
      "cannot be called as train(task, data, memory): it has train(self, task, data)"),
     ("trainer", "    Memory = type(None)\n", "", "has no Memory, the dataclass of what it keeps"),
-    ("trainer", "    Memory = type(None)\n", "    def __init__(self, settings):\n        pass\n", "cannot be built as Trainer()"),
+    ("trainer", "    Memory = type(None)\n", "    def __init__(self, settings):\n        pass\n",
+     "cannot be built as Trainer()"),
 ])
 def test_a_half_that_lacks_something_is_refused_when_it_is_loaded(
         site: Path, half: Literal["strategy", "trainer"], old: str, new: str, words: str) -> None:
@@ -155,16 +158,19 @@ def test_what_a_half_sets_where_it_is_imported_ends_with_it(site: Path, load: Ca
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize(("ends", "says"), [
+    ("import sys\nsys.exit(2)\n", "SystemExit: 2"),  # as argparse does at a command line that is not a script's own
+    ("raise KeyboardInterrupt\n", "KeyboardInterrupt")])
 @pytest.mark.parametrize("where", ["description", "half"])
-def test_a_plug_in_that_ends_the_process_is_named_as_one_that_raises(site: Path, where: str) -> None:
-    ends = "import sys\nsys.exit(2)\n"  # as argparse does at a command line that is not a script's own
+def test_a_plug_in_that_ends_the_process_is_named_as_one_that_raises(site: Path, where: str, ends: str, says: str
+                                                                     ) -> None:
     if where == "half":
         install(site, halves=ends)
-        with pytest.raises(BadConfiguration, match="'gossip' cannot be imported: SystemExit: 2"):
+        with pytest.raises(BadConfiguration, match=f"'gossip' cannot be imported: {says}"):
             load_strategy("gossip")
     else:
         install(site, method=ends)
-        with pytest.raises(BadConfiguration, match=r"gossip-method 2\.1 cannot be imported: SystemExit: 2"):
+        with pytest.raises(BadConfiguration, match=rf"gossip-method 2\.1 cannot be imported: {says}"):
             find_plugin("gossip")
 
 

@@ -29,10 +29,10 @@ from semisilo.common.errors import (
     BadData,
     BadPayload,
     ComputeFailed,
-    PluginFailed,
     DiskFull,
     LayoutMismatch,
     NotPermitted,
+    PluginFailed,
     StorageDamaged,
     StudyNotOpen,
     WrongBase,
@@ -1299,7 +1299,7 @@ def test_a_state_of_a_plug_in_that_cannot_be_written_names_it(
 
     _of_a_plug_in(monkeypatch, Odd)
     operations, _ = opened(federation, method={"coordinator_epochs": 0})
-    with pytest.raises(PluginFailed, match="returned a SemiFLState that cannot be written: TypeError: .*Tensor"):
+    with pytest.raises(PluginFailed, match=r"returned a SemiFLState that cannot be written: TypeError: .*Tensor"):
         prepare(operations)
 
 

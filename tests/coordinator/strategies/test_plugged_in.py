@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 import pytest
@@ -40,12 +41,14 @@ def test_an_error_names_the_plug_in_and_the_function_and_is_logged_once(caplog: 
     assert caught.value.text == f"{WHAT} failed in fold: KeyError: 'w'."
     (record,) = caplog.records
     assert record.exc_info is not None
+    with pytest.raises(PluginFailed, match="failed in begin: SystemExit: 2"):
+        plugged_in(begin=lambda *args, **by_name: sys.exit(2)).begin(None, None, (), round=1)
     with pytest.raises(PluginFailed, match="failed in __init__: ValueError: no"):
         plugged_in(__init__=raising(ValueError("no")))
 
 
 @pytest.mark.parametrize("error", [BadPayload("too long"), MemoryError(), RuntimeError("CUDA error: of the device"),
-                                   OSError(28, "No space left on device"), KeyboardInterrupt()])
+                                   OSError(28, "No space left on device")])
 def test_what_is_said_of_an_update_or_of_the_system_is_left_as_it_is(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught:
         plugged_in(finish=raising(error)).finish(None, None, None, round=1)
@@ -55,7 +58,8 @@ def test_what_is_said_of_an_update_or_of_the_system_is_left_as_it_is(error: Base
 @pytest.mark.parametrize(("function", "arguments", "wanted"), [
     ("start", ({},), "its State, a State"), ("finish", (None, None, None), "its State, a State"),
     ("phases", (None, 1), "a tuple of Phase"), ("task", (None, None, "a", None), "a Task"),
-    ("expects", (None, None), "a dict"), ("fold", (None, None, None, {}, None), "a pair"), ("model", (None,), "a pair")])
+    ("expects", (None, None), "a dict"), ("fold", (None, None, None, {}, None), "a pair"),
+    ("model", (None,), "a pair")])
 def test_what_it_should_not_return_is_said(function: str, arguments: tuple[Any, ...], wanted: str) -> None:
     by_name = {"round": 1} if function in ("finish", "task", "expects") else {}
     with pytest.raises(PluginFailed) as caught:
