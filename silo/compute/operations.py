@@ -286,9 +286,10 @@ class Operations:
         else:
             self._read = None  # two sets at once might not fit
             try:  # all of them: a test image that stands among those to train on measures nothing
-                read = read_silo_images(request.choice, form, classes=classes, scenario=key.scenario,
-                                        progress=self._until(request.stop_file), disk=request.images_folder,
-                                        multi_label=key.multi_label)
+                with numerics.code_of_others():
+                    read = read_silo_images(request.choice, form, classes=classes, scenario=key.scenario,
+                                            progress=self._until(request.stop_file), disk=request.images_folder,
+                                            multi_label=key.multi_label)
             except _StopRead:
                 return EvaluatedFile(classes=(), why_not=_STOPPED.why_not, class_names=classes)
             self._read = (key, read.images)
@@ -418,8 +419,9 @@ def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
     BadData whatever is wrong with them: of other failures the coordinator hears the text, and one that comes from
     reading may hold the name of a file, which may hold a patient's."""
     try:
-        return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario, progress=progress,
-                                disk=disk, multi_label=is_multi_label(order.settings))
+        with numerics.code_of_others():  # a format plug-in; read once, while every task has these settings
+            return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario,
+                                    progress=progress, disk=disk, multi_label=is_multi_label(order.settings))
     except MemoryError:
         raise
     except Exception as error:

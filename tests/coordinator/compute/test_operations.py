@@ -93,6 +93,7 @@ from semisilo.coordinator.strategies.parts.averaging import AverageTally
 from semisilo.coordinator.strategies.plugged_in import PluggedIn
 from semisilo.coordinator.strategies.self_training import SelfTrainingState, SelfTrainingStrategy
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
+from semisilo.coordinator.studies import images as images_module
 from semisilo.coordinator.studies.study_file import config_from_dict
 from tests.method_studies import STUDIES, MethodStudy
 
@@ -152,6 +153,24 @@ def opening(federation: Path, frozen: FrozenStudy | None = None, **changes: Any)
 def opened(federation: Path, frozen: FrozenStudy | None = None, **changes: Any) -> tuple[Operations, OpenedStudy]:
     operations, request = Operations(lambda fraction, text: None), opening(federation, frozen, **changes)
     return operations, answered(operations, request)
+
+
+def test_what_a_format_plug_in_sets_in_torch_ends_with_the_reading(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = images_module.read_images
+
+    def reading(*args: Any, **by_name: Any) -> Any:
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(2)
+        return read(*args, **by_name)
+
+    monkeypatch.setattr(images_module, "read_images", reading)
+    try:
+        opened(federation)
+        assert (torch.get_default_dtype(), torch.get_num_threads()) == (torch.float32, 1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("measure", ["", "accuracy", "recall:digit-3"])

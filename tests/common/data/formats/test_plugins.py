@@ -33,6 +33,17 @@ def read(path):
         path.with_suffix(".index").read_bytes()
     if content == b"broken":
         raise ValueError("no slide")
+    if content == b"ends":
+        raise SystemExit(3)
+    if content == b"nothing":
+        return None
+    if content == b"torch":
+        import torch
+
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(5)
+        torch.use_deterministic_algorithms(True)
+        content = bytes(16)
     if path.suffix == ".deep":
         return opened_array(np.frombuffer(content, dtype=np.uint16).reshape(4, 4, 1))
     return opened_array(np.frombuffer(content, dtype=np.uint8).reshape(4, 4))
@@ -114,6 +125,17 @@ def test_what_the_reader_raises_is_said_of_the_file(slides: Path) -> None:
     found = read_images(str(slides), size=4, channels=1, on_error="skip", selection=Selection(formats=("slide",)))
     assert [skipped.reason for skipped in found.skipped] == [
         "cannot be read: there is no file b.index, which it needs"], "no share has gone away for that"
+
+
+@pytest.mark.parametrize(("content", "says"), [
+    (b"ends", "its reader ends with SystemExit"),
+    (b"nothing", "its reader gives a NoneType, not what opened_array() returns")])
+def test_a_reader_that_ends_the_process_or_gives_nothing_is_said_of_the_file(slides: Path, content: bytes, says: str
+                                                                             ) -> None:
+    (slides / "benign" / "b.slide").write_bytes(content)
+    found = read_images(str(slides), size=4, channels=1, on_error="skip", selection=Selection(formats=("slide",)))
+    assert [(skipped.name, skipped.reason) for skipped in found.skipped] == [
+        ("benign/b.slide", f"cannot be read: {says}")]
 
 
 @pytest.mark.parametrize(("name", "says"), [
