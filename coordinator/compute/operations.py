@@ -28,6 +28,7 @@ from semisilo.common.errors import (
     PluginFailed,
     SemisiloError,
     StudyNotOpen,
+    UsageError,
 )
 from semisilo.common.learning.outliers import UpdateMeasure, has_long, point_away
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
@@ -48,6 +49,7 @@ from semisilo.common.methods.parts.privacy import SiloNoise
 from semisilo.common.methods.parts.secure_sum import sums_per_step
 from semisilo.common.methods.spec import FROZEN, MEASURING
 from semisilo.common.models.factory import initial_model
+from semisilo.common.models.own.code_stamp import code_stamp
 from semisilo.common.numerics import numerics
 from semisilo.common.numerics.thread_count import TrainingStep, fastest_threads
 from semisilo.common.payload.cache import TensorCache
@@ -55,7 +57,7 @@ from semisilo.common.payload.codec import Aim, Plan
 from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.payload.usage import encodings_of_payload
 from semisilo.common.process.child import ComputeAborted
-from semisilo.common.process.compute_process import unusable_after
+from semisilo.common.process.compute_process import ends_process, unusable_after
 from semisilo.common.process.messages import Handler
 from semisilo.common.process.processors import usable_processors
 from semisilo.common.secure_aggregation.messages import MaskSeed
@@ -220,6 +222,19 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
         load_strategy(config.method.name), config.method.name, config.method.settings, environment)
 
 
+def _code_of(config: StudyConfig) -> str:
+    """`FrozenStudy.code` as it is installed now.
+
+    Raises: ComputeFailed, after which another process tries, where this one runs the code of before an upgrade.
+    """
+    try:
+        return code_stamp(config.method.name, config.model.name)
+    except UsageError as error:
+        failed = ComputeFailed(error.text)
+        ends_process(failed)
+        raise failed from error
+
+
 def check_study(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None, num_silos: int,
                 images_folder: Path | None, progress: Callable[[float, str], None]) -> FrozenStudy:
     """Refuses what opening a study would refuse, in the same words: network, weights, images, classes, images in two
@@ -277,6 +292,9 @@ class Operations:
         environment, strategy = strategy_of(settings, data, folder=folder, num_silos=request.num_silos, device=device,
                                             progress=self._progress, noise=silo_noise(settings.privacy, folder))
         half = load_strategy(settings.method.name)
+        code = _code_of(settings)
+        if request.frozen is None and code:
+            data = replace(data, frozen=replace(data.frozen, code=code))
         states = StateFiles(folder / "states")
         states.clean()
         self._study = _Opened(
@@ -284,7 +302,8 @@ class Operations:
             environment=environment, strategy=strategy,
             state_type=half.State, kept_type=getattr(half, "SiloState", type(None)), states=states,
             payloads=open_payloads(request.payloads_folder))
-        return OpenedStudy(frozen=data.frozen, numerics=record, round_0_steps=self._round_0_steps(self._study))
+        return OpenedStudy(frozen=data.frozen, numerics=record, code=code,
+                           round_0_steps=self._round_0_steps(self._study))
 
     def prepare(self, request: Prepare) -> Prepared:
         """Round 0, from the initial model or from that of labels alone.

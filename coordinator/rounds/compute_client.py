@@ -87,7 +87,12 @@ class ComputeSteps:
             if opened.frozen.left_out_views:
                 _LOG.info("study %s: strong views are made without %s: %s", row.name,
                           ", ".join(opened.frozen.left_out_views), opened.frozen.left_out_views_reason)
-        elif row.numerics is not None and row.numerics != opened.numerics:
+        elif row.frozen.code and opened.code != row.frozen.code:
+            _LOG.warning("study %s resumes with other code of its method plug-in or network than it began with (SHA-256"
+                         " %.12s..., now %.12s...): its bits will differ from an undisturbed run", row.name,
+                         row.frozen.code, opened.code or "none")
+            self._ledger.event("code_changed", study=row.name, before=row.frozen.code, after=opened.code)
+        if row.frozen is not None and row.numerics is not None and row.numerics != opened.numerics:
             before, after = to_dict(row.numerics), to_dict(opened.numerics)
             _LOG.warning("study %s resumes under other numerics (%s): its bits will differ from an undisturbed run",
                          row.name, ", ".join(f"{key}: {before[key]} -> {after[key]}"

@@ -35,6 +35,7 @@ from semisilo.common.errors import (
     PluginFailed,
     StorageDamaged,
     StudyNotOpen,
+    UsageError,
     WrongBase,
 )
 from semisilo.common.learning import averaged_training, batch_norm, tensors
@@ -53,6 +54,7 @@ from semisilo.common.numerics.thread_count import TrainingStep
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
 from semisilo.common.process.compute import ComputeAborted, ProcessCompute
+from semisilo.common.process.compute_process import unusable_after
 from semisilo.common.process.messages import Request, answer_from_json, as_json, handlers_of, run_operation
 from semisilo.common.storage import checkpoint
 from semisilo.common.storage.state_files import StateFiles
@@ -153,6 +155,25 @@ def opening(federation: Path, frozen: FrozenStudy | None = None, **changes: Any)
 def opened(federation: Path, frozen: FrozenStudy | None = None, **changes: Any) -> tuple[Operations, OpenedStudy]:
     operations, request = Operations(lambda fraction, text: None), opening(federation, frozen, **changes)
     return operations, answered(operations, request)
+
+
+def test_the_code_of_a_plug_in_is_frozen_with_the_study_and_told_as_it_is_now(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opened(federation)[1].frozen.code == opened(federation)[1].code == "", "built in"
+    monkeypatch.setattr(operations_module, "code_stamp", lambda method, network: "ab" * 32)
+    _, first = opened(federation)
+    assert (first.frozen.code, first.code) == ("ab" * 32, "ab" * 32)
+    monkeypatch.setattr(operations_module, "code_stamp", lambda method, network: "cd" * 32)
+    _, again = opened(federation, first.frozen)
+    assert (again.frozen.code, again.code) == ("ab" * 32, "cd" * 32)
+
+    def changed(method: str, network: str) -> str:
+        raise UsageError("gossip has changed since this process imported it: what runs here is the code of before.")
+
+    monkeypatch.setattr(operations_module, "code_stamp", changed)
+    with pytest.raises(ComputeFailed, match="gossip has changed") as caught:
+        opened(federation, first.frozen)
+    assert unusable_after(caught.value), "another process tries it, with the code that is installed now"
 
 
 def test_what_a_format_plug_in_sets_in_torch_ends_with_the_reading(
