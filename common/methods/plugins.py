@@ -11,11 +11,14 @@ import difflib
 import functools
 import importlib
 import inspect
+import json
 import re
 import sys
+import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from semisilo.common.config import canonical_json, from_dict
 from semisilo.common.errors import BadConfiguration, PluginFailed, UnknownName
 from semisilo.common.methods import METHODS, MethodPlugin, MethodSpec
 from semisilo.common.methods.builtin import BUILT_IN
@@ -24,7 +27,7 @@ from semisilo.common.system_errors import is_error_of_code
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "cannot_be_kept", "find_plugin", "load_half", "modules_of", "plugin_names"]
+__all__ = ["GROUP", "cannot_be_kept", "check_plugin_settings", "find_plugin", "load_half", "modules_of", "plugin_names"]
 
 GROUP = "semisilo.methods"
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -226,7 +229,43 @@ def _trouble(name: str, plugin: object) -> str:
     for half in ("strategy", "trainer"):
         if not isinstance(where := getattr(plugin, half), str) or _CLASS.fullmatch(where) is None:
             return f"its {half} is not of the form \"package.module:Class\""
+    return _trouble_of_settings(spec.settings)
+
+
+def _trouble_of_settings(kind: type[Any]) -> str:
+    """Why settings cannot travel; empty where their defaults can be read from the JSON that they become."""
+    try:
+        hints = typing.get_type_hints(kind)
+    except Exception as error:
+        return f"the types of its settings cannot be read: {_said(error)}"
+    for field in dataclasses.fields(kind):
+        factory = field.default_factory
+        value = factory() if factory is not dataclasses.MISSING else field.default
+        if value is dataclasses.MISSING or value is None:  # None may stand for what the others decide
+            continue
+        alone = dataclasses.make_dataclass("alone", [(field.name, hints[field.name])])
+        try:
+            from_dict(alone, json.loads(canonical_json({field.name: value})))
+        except (TypeError, ValueError, BadConfiguration):
+            hint = hints[field.name]
+            written = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+            return (f"its setting {field.name}: {written} = {value!r} cannot be sent as JSON and read again; settings"
+                    " are finite numbers, text, tuples, dicts by text, enums, or dataclasses of these")
     return ""
+
+
+def check_plugin_settings(name: str, settings: Any, *, where: str) -> None:
+    """Whether settings of a plug-in, which may not check them itself, can be sent.
+
+    Raises: BadConfiguration for a number that is not finite.
+    """
+    if name in BUILT_IN:
+        return
+    try:
+        canonical_json(settings)
+    except (TypeError, ValueError) as error:
+        raise BadConfiguration(f"{where}: these settings cannot be sent: {_said(error)}.",
+                               remedy="Numbers are finite; leave out nan and inf.") from None
 
 
 def _package(entry: EntryPoint) -> str:

@@ -15,6 +15,7 @@ from semisilo.common.methods import METHODS, find_method, plugins
 from semisilo.common.methods.builtin import BUILT_IN
 from semisilo.common.methods.plugins import find_plugin, load_half, plugin_names
 from semisilo.coordinator.strategies import load_strategy
+from semisilo.coordinator.studies.study_file import config_from_dict
 from semisilo.silo.trainers import load_trainer
 from tests.plugin_kit import HALVES, METHOD, install, on_the_module_path
 
@@ -87,6 +88,44 @@ def test_a_broken_plug_in_is_named_with_its_package_and_what_is_wrong(site: Path
         find_method("gossip")
     assert "gossip-method 2.1" in caught.value.text
     assert words in caught.value.text
+
+
+@pytest.mark.parametrize(("field", "words"), [
+    ("x: set = field(default_factory=set)", "its setting x: set = set() cannot be sent as JSON"),
+    ("x: list[int] = field(default_factory=list)", "its setting x: list[int] = [] cannot be sent as JSON"),
+    ("x: float = float('inf')", "its setting x: float = inf cannot be sent as JSON"),
+    ("x: complex = 1j", "its setting x: complex = 1j cannot be sent as JSON"),
+    ("x: 'Unknown' = 3", "the types of its settings cannot be read: NameError: name 'Unknown' is not defined")])
+def test_settings_that_cannot_travel_are_refused_where_the_method_is_described(site: Path, field: str, words: str
+                                                                               ) -> None:
+    install(site, method="from dataclasses import field\n" + METHOD.format(
+        name="gossip", module="gossip_plugin").replace("strength: float", f"{field}\n    strength: float"))
+    with pytest.raises(BadConfiguration, match="'gossip'") as caught:
+        find_method("gossip")
+    assert words in caught.value.text
+
+
+@pytest.mark.parametrize("field", [
+    "x: int", "x: Path = Path('a')", "x: Literal['a', 'b'] = 'a'", "x: tuple[float, ...] = (1.0, 2.0)",
+    "x: int | None = None", "x: dict[str, int] = field(default_factory=dict)", "x: float = 1"])
+def test_settings_of_other_types_are_taken(site: Path, field: str) -> None:
+    install(site, method="from dataclasses import field\nfrom pathlib import Path\nfrom typing import Literal\n"
+            + METHOD.format(name="gossip", module="gossip_plugin").replace("strength: float",
+                                                                           f"{field}\n    strength: float"))
+    assert find_method("gossip").name == "gossip"
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_settings_of_built_in_methods_can_travel(name: str) -> None:
+    assert plugins._trouble_of_settings(METHODS[name].settings) == ""
+
+
+def test_a_number_that_is_not_finite_is_refused_in_a_study_of_a_plug_in(site: Path) -> None:
+    install(site)
+    tables = {"data": {"image": {"size": 8, "channels": 1}, "labelled": "l.npz"},
+              "method": {"name": "gossip", "strength": float("nan")}}
+    with pytest.raises(BadConfiguration, match=r"\[method\]: these settings cannot be sent"):
+        config_from_dict(tables, where="study.toml")
 
 
 @pytest.mark.parametrize("halves", ["import nothing_like_this\n", "class Strategy:\n    pass\n",
