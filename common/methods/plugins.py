@@ -6,6 +6,7 @@ A silo runs a plug-in only when its silo.toml lists it by name (silo/site/policy
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -199,7 +200,8 @@ def _loaded(entry: EntryPoint) -> MethodPlugin:
                                remedy="Names are lower-case letters, digits, '-' and '_'.")
     heavy = "torch" in sys.modules
     try:
-        plugin = entry.load()
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints would stand in the output of a command
+            plugin = entry.load()
     except BaseException as error:
         if not is_error_of_code(error):
             raise

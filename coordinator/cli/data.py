@@ -45,14 +45,17 @@ def data(
       coordinator data test --study first            its test images against its classes
       coordinator data scans.parquet --json | jq .classes
     """
+    import contextlib
     import json
+    import sys
 
     from semisilo.common.data.preview.preview_text import lines, progress_bar
     from semisilo.coordinator.studies.image_preview import choose, look, write_sheet
 
     chosen = choose(source, folder=folder, study=study)
     with progress_bar() as progress:
-        found = look(chosen, progress=progress)
+        with contextlib.redirect_stdout(sys.stderr):  # what the reader of a format plug-in prints
+            found = look(chosen, progress=progress)
     path = write_sheet(found, sheet or chosen.sheet)
     stops = chosen.stops_at(found)
     if as_json:

@@ -11,6 +11,7 @@ Tests: tests/common/data/formats/test_plugins.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sys
@@ -159,7 +160,8 @@ def _plugin(name: str, path: tuple[str, ...]) -> ImageFormat:
     entry, = found.values()
     what = f"The format plug-in '{name}' of the package {_package(entry)}"
     try:
-        loaded = entry.load()
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints would stand in the output of a command
+            loaded = entry.load()
     except BaseException as error:
         if not is_error_of_code(error):
             raise

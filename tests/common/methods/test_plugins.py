@@ -115,6 +115,14 @@ def test_settings_of_other_types_are_taken(site: Path, field: str) -> None:
     assert find_method("gossip").name == "gossip"
 
 
+def test_what_a_plug_in_prints_where_it_is_imported_is_in_no_commands_output(
+        site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON of a command that names the method could not be read."""
+    install(site, method="print('welcome')\n" + METHOD.format(name="gossip", module="gossip_plugin"))
+    find_method("gossip")
+    assert capsys.readouterr() == ("", "welcome\n")
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_settings_of_built_in_methods_can_travel(name: str) -> None:
     assert plugins._trouble_of_settings(METHODS[name].settings) == ""

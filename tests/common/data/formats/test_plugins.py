@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from semisilo.common.data.readers import read_images, survey
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.silo.site.policy import load_policy
 from tests.plugin_kit import on_the_module_path
+from tests.processes import run_command
 
 MODULE = '''
 import numpy as np
@@ -33,17 +35,13 @@ def read(path):
         path.with_suffix(".index").read_bytes()
     if content == b"broken":
         raise ValueError("no slide")
+    if content == b"prints":
+        print("a slide of 16 bytes")
+        content = bytes(16)
     if content == b"ends":
         raise SystemExit(3)
     if content == b"nothing":
         return None
-    if content == b"torch":
-        import torch
-
-        torch.set_default_dtype(torch.float64)
-        torch.manual_seed(5)
-        torch.use_deterministic_algorithms(True)
-        content = bytes(16)
     if path.suffix == ".deep":
         return opened_array(np.frombuffer(content, dtype=np.uint16).reshape(4, 4, 1))
     return opened_array(np.frombuffer(content, dtype=np.uint8).reshape(4, 4))
@@ -147,6 +145,16 @@ def test_a_plug_in_that_cannot_be_used_is_refused_with_its_package(name: str, sa
         format_plugin(name)
     assert "\n" not in caught.value.line()
     assert name == "missing" or "slides-of-tests 1" in caught.value.text
+
+
+def test_what_a_reader_prints_is_not_in_the_json_of_a_command(slides: Path, tmp_path: Path) -> None:
+    (slides / "benign" / "b.slide").write_bytes(b"prints")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "silo.toml").write_text(tomli_w.dumps({"data": {"formats": ["slide"]}}))
+    status, out, err = run_command("semisilo.silo.cli.main", "data", str(slides), "--json", "--home", str(home))
+    assert (status, json.loads(out)["images"]) == (0, 3)
+    assert "a slide of 16 bytes" in err
 
 
 def test_a_silo_names_them_in_its_own_file_and_a_misspelt_one_is_refused(tmp_path: Path) -> None:
