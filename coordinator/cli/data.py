@@ -53,9 +53,9 @@ def data(
     from semisilo.coordinator.studies.image_preview import choose, look, write_sheet
 
     chosen = choose(source, folder=folder, study=study)
-    with progress_bar() as progress:
-        with contextlib.redirect_stdout(sys.stderr):  # what the reader of a format plug-in prints
-            found = look(chosen, progress=progress)
+    # In no output: what the reader of a format plug-in prints.
+    with progress_bar() as progress, contextlib.redirect_stdout(sys.stderr):
+        found = look(chosen, progress=progress)
     path = write_sheet(found, sheet or chosen.sheet)
     stops = chosen.stops_at(found)
     if as_json:
