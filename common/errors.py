@@ -36,6 +36,7 @@ __all__ = [
     "NotPermitted",
     "OutsideHours",
     "PayloadNotServed",
+    "PluginFailed",
     "PortInUse",
     "ProcessGroupLost",
     "SecureSumFailed",
@@ -81,6 +82,10 @@ class SemisiloError(Exception):
     """2 for wrong usage, 1 for a failure."""
     retry: ClassVar[bool] = False
     """Whether the same request may succeed later without anyone's help."""
+
+    words_of_others: bool = False
+    """Whether code that is not semisilo's has written the text, such as a method plug-in or a library: it may hold
+    anything."""
 
     def __init__(self, text: str, *, remedy: str = "", retry_seconds: float = 0.0) -> None:
         """`retry_seconds`: the earliest that the same request is of use again, where whoever refuses it knows."""
@@ -167,6 +172,12 @@ class ComputeFailed(SemisiloError):
     """The compute process died or its work raised an error that nobody expected."""
 
     code, status = "COMPUTE_FAILED", "INTERNAL"
+
+
+class PluginFailed(ComputeFailed):
+    """A half of a method plug-in raised an error, or returned what it should not; the same call fails again."""
+
+    code = "PLUGIN_FAILED"
 
 
 class ProcessGroupLost(ComputeFailed):

@@ -15,8 +15,8 @@ from typing import Final
 
 from semisilo.common.errors import DiskFull, SystemTrouble
 
-__all__ = ["SYSTEM_ERRORS", "account_name", "explained", "explained_text", "gone", "is_shortage", "may_be_of_one_file",
-           "remedy_of", "source_trouble"]
+__all__ = ["SYSTEM_ERRORS", "account_name", "explained", "explained_text", "gone", "is_error_of_code", "is_shortage",
+           "may_be_of_one_file", "remedy_of", "source_trouble"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHECK_DISK = "Check the disk and the log of the system"
@@ -191,3 +191,26 @@ def _trouble(number: int, where: str) -> SystemTrouble:
     kind = DiskFull if number in _FULL else SystemTrouble
     return kind(f"{where}: {os.strerror(number)}." if where else f"{os.strerror(number)}.",
                 remedy=f"{remedy_of(number, of_file=True, path=where)}.")
+
+
+def is_error_of_code(error: BaseException) -> bool:
+    """Whether somebody's code has raised an exception: any error, and SystemExit or KeyboardInterrupt unless a signal
+    has brought them about, or semisilo itself.
+
+    A script calls `sys.exit()` as it stands; imported, or called as a network, it would end semisilo without a word, or
+    look like Ctrl-C.
+    """
+    if isinstance(error, Exception):
+        return True
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    if frames is None or str(frames.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == "semisilo":
+        return False  # such as the handler of SIGTERM
+    if isinstance(error, SystemExit):
+        return True
+    import dis  # later: hardly anybody comes here
+
+    # Ctrl-C comes to whatever Python runs at that moment, and never to a line that raises something.
+    return isinstance(error, KeyboardInterrupt) and dis.opname[
+        frames.tb_frame.f_code.co_code[frames.tb_lasti]] == "RAISE_VARARGS"

@@ -23,7 +23,50 @@ PLUGIN = MethodPlugin(
                     metrics=("chatter",), settings=Settings, discloses="nothing"),
     strategy="{module}_halves:Strategy", trainer="{module}_halves:Trainer")
 '''
-HALVES = "class Strategy:\n    pass\n\nclass Trainer:\n    pass\n"
+HALVES = '''
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class State:
+    round: int = 0
+
+class Strategy:
+    State = State
+
+    def __init__(self, settings, environment):
+        pass
+
+    def start(self, initial):
+        return State()
+
+    def phases(self, state, round):
+        return ()
+
+    def task(self, state, phase, silo, kept, *, round):
+        raise NotImplementedError
+
+    def expects(self, state, phase, *, round):
+        return {}
+
+    def begin(self, state, phase, headers, *, round):
+        return None
+
+    def fold(self, state, tally, header, groups, kept):
+        return tally, None
+
+    def finish(self, state, phase, tally, *, round):
+        return state
+
+    def model(self, state):
+        return {}, {}
+
+class Trainer:
+    Memory = type(None)
+
+    def train(self, task, data, memory):
+        raise NotImplementedError
+'''
+"""Both halves, with all that they must have and nothing that they do."""
 
 
 def install(site: Path, *, name: str = "gossip", module: str = "gossip_plugin", value: str = "",

@@ -6,22 +6,29 @@ A silo runs a plug-in only when its silo.toml lists it by name (silo/site/policy
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import importlib
+import inspect
+import json
 import re
 import sys
+import typing
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from semisilo.common.errors import BadConfiguration, UnknownName
+from semisilo.common.config import canonical_json, from_dict
+from semisilo.common.errors import BadConfiguration, PluginFailed, UnknownName
 from semisilo.common.methods import METHODS, MethodPlugin, MethodSpec
 from semisilo.common.methods.builtin import BUILT_IN
+from semisilo.common.system_errors import is_error_of_code
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "find_plugin", "load_half", "modules_of", "plugin_names"]
+__all__ = ["GROUP", "cannot_be_kept", "check_plugin_settings", "find_plugin", "load_half", "modules_of", "plugin_names"]
 
 GROUP = "semisilo.methods"
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -93,7 +100,8 @@ def load_half(name: str, half: Literal["strategy", "trainer"]) -> type[Any]:
     """The class of one half of a method, built in or an installed plug-in's.
 
     Imports it, and with it torch: for compute processes.
-    Raises: UnknownName, with the names there are; BadConfiguration for a plug-in whose half cannot be imported.
+    Raises: UnknownName, with the names there are; BadConfiguration for a plug-in whose half cannot be imported, or
+        lacks what a half must have.
     """
     method = BUILT_IN[name] if name in BUILT_IN else find_plugin(name)
     where = method.strategy if half == "strategy" else method.trainer
@@ -103,13 +111,69 @@ def load_half(name: str, half: Literal["strategy", "trainer"]) -> type[Any]:
         return loaded
     try:
         loaded = getattr(importlib.import_module(module), cls)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_error_of_code(error):
+            raise
         raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' cannot be imported:"
                                f" {_said(error)}.", remedy=_remedy(error, "Fix or reinstall the plug-in.")) from error
-    if not isinstance(loaded, type):
-        raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' is not a class.",
-                               remedy="Fix or reinstall the plug-in.")
+    if trouble := _trouble_of_half(half, loaded):
+        raise BadConfiguration(f"The {half} '{where}' of the method plug-in '{name}' {trouble}.",
+                               remedy="Fix, update or reinstall the plug-in; docs/adding-a-method.md has a whole one.")
     return loaded
+
+
+def _trouble_of_half(half: Literal["strategy", "trainer"], loaded: object) -> str:
+    """Why an object is not a half of a method, as a predicate of it; empty when it is. A study would end with it in its
+    first round, or in a later one, when silos have trained for days."""
+    from semisilo.common.methods import contract  # later: it imports this package
+
+    if not isinstance(loaded, type):
+        return "is not a class"
+    protocol, kept, built_with = ((contract.Strategy, ("State",), (None, None)) if half == "strategy" else
+                                  (contract.Trainer, ("Memory",), ()))
+    if not _takes(loaded, built_with, {}):
+        return f"cannot be built as {loaded.__name__}({'settings, environment' if built_with else ''})"
+    for name, wanted in vars(protocol).items():
+        if name.startswith("_") or not inspect.isfunction(wanted):
+            continue
+        parameters = [each.replace(annotation=inspect.Parameter.empty)
+                      for each in inspect.signature(wanted).parameters.values() if each.name != "self"]
+        written = f"{name}{inspect.Signature(parameters)}"
+        found = inspect.getattr_static(loaded, name, None)
+        if found is None or found is wanted or not callable(getattr(loaded, name)):
+            return f"has no function {written}"
+        by_name = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
+        if inspect.isfunction(found) and not _takes(found, (None,) * (1 + len(parameters) - len(by_name)), by_name):
+            return f"cannot be called as {written}: it has {name}{inspect.signature(found)}"
+    for name in (*kept, *(("SiloState",) if hasattr(loaded, "SiloState") else ())):
+        kind = getattr(loaded, name, None)
+        if not (isinstance(kind, type) and (dataclasses.is_dataclass(kind) or kind is type(None))):
+            return (f"has no {name}, the dataclass of what it keeps" if kind is None else
+                    f"has as {name}, of what it keeps, no dataclass")
+    return ""
+
+
+def _takes(called: Callable[..., object], args: tuple[None, ...], by_name: dict[str, None]) -> bool:
+    """Whether it may be called so; true where its parameters cannot be known."""
+    try:
+        signature = inspect.signature(called)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*args, **by_name)
+    except TypeError:
+        return False
+    return True
+
+
+def cannot_be_kept(what: str, kept: object, error: Exception) -> PluginFailed:
+    """What to raise where something that a half of a plug-in wants to be kept cannot be written.
+
+    Args:
+        what: which half, for a person.
+    """
+    return PluginFailed(f"{what} returned a {type(kept).__name__} that cannot be written: {_said(error)}.",
+                        remedy="Its fields may be numbers, text, None, JSON lists and dicts, or dict[str, Tensor].")
 
 
 def _plain(name: str) -> str:
@@ -136,8 +200,11 @@ def _loaded(entry: EntryPoint) -> MethodPlugin:
                                remedy="Names are lower-case letters, digits, '-' and '_'.")
     heavy = "torch" in sys.modules
     try:
-        plugin = entry.load()
-    except (Exception, SystemExit) as error:
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints would stand in the output of a command
+            plugin = entry.load()
+    except BaseException as error:
+        if not is_error_of_code(error):
+            raise
         raise BadConfiguration(f"{what} cannot be imported: {_said(error)}.",
                                remedy=_remedy(error, "Fix, reinstall or uninstall it.")) from error
     if trouble := _trouble(entry.name, plugin):
@@ -164,7 +231,43 @@ def _trouble(name: str, plugin: object) -> str:
     for half in ("strategy", "trainer"):
         if not isinstance(where := getattr(plugin, half), str) or _CLASS.fullmatch(where) is None:
             return f"its {half} is not of the form \"package.module:Class\""
+    return _trouble_of_settings(spec.settings)
+
+
+def _trouble_of_settings(kind: type[Any]) -> str:
+    """Why settings cannot travel; empty where their defaults can be read from the JSON that they become."""
+    try:
+        hints = typing.get_type_hints(kind)
+    except Exception as error:
+        return f"the types of its settings cannot be read: {_said(error)}"
+    for field in dataclasses.fields(kind):
+        factory = field.default_factory
+        value = factory() if factory is not dataclasses.MISSING else field.default
+        if value is dataclasses.MISSING or value is None:  # None may stand for what the others decide
+            continue
+        alone = dataclasses.make_dataclass("alone", [(field.name, hints[field.name])])
+        try:
+            from_dict(alone, json.loads(canonical_json({field.name: value})))
+        except (TypeError, ValueError, BadConfiguration):
+            hint = hints[field.name]
+            written = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+            return (f"its setting {field.name}: {written} = {value!r} cannot be sent as JSON and read again; settings"
+                    " are finite numbers, text, tuples, dicts by text, enums, or dataclasses of these")
     return ""
+
+
+def check_plugin_settings(name: str, settings: Any, *, where: str) -> None:
+    """Whether settings of a plug-in, which may not check them itself, can be sent.
+
+    Raises: BadConfiguration for a number that is not finite.
+    """
+    if name in BUILT_IN:
+        return
+    try:
+        canonical_json(settings)
+    except (TypeError, ValueError) as error:
+        raise BadConfiguration(f"{where}: these settings cannot be sent: {_said(error)}.",
+                               remedy="Numbers are finite; leave out nan and inf.") from None
 
 
 def _package(entry: EntryPoint) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
     from semisilo.common.methods.parts.privacy import Unit
     from semisilo.common.methods.parts.robust import Rule
 
-__all__ = ["ACCEPTED_STEP", "EPSILON", "FIRST_STATISTICS", "FROZEN", "MAX_COUNT", "MEASURING", "PSEUDO_LABEL_METRICS",
-           "STATISTICS", "TRUTH_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec", "Scenario",
-           "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels", "counts_of",
-           "first_unused", "is_declared", "positive", "refuse_unused", "silos_have_labels", "within"]
+__all__ = ["ABSTENTIONS", "ACCEPTED_STEP", "EPSILON", "FIRST_STATISTICS", "FROZEN", "MAX_COUNT", "MEASURING",
+           "PSEUDO_LABEL_METRICS", "STATISTICS", "TRUTH_METRICS", "EitherScenario", "MethodPlugin", "MethodSpec",
+           "Scenario", "StatisticsSource", "at_least", "below_one", "check_metrics", "coordinator_has_labels",
+           "counts_of", "first_unused", "is_declared", "positive", "reason_that_leaves", "refuse_unused",
+           "silos_have_labels", "within"]
 
 EitherScenario = Literal["labels-at-coordinator", "labels-at-silo"]
 """Of methods for labels at one of the two places, and never at both in one study."""
@@ -52,6 +54,12 @@ coordinator takes them."""
 PSEUDO_LABEL_METRICS = ("label_ratio", "pseudo_labels/*", *TRUTH_METRICS)
 """What `semisilo.silo.objectives.pseudo_label_report` gives for every method that makes pseudo-labels.
 "pseudo_labels/<label>" is how many kept images have that class."""
+ABSTENTIONS = ("no_confident_example", "no_data", "no_labelled_data", "no_statistics", "no_unlabelled_data",
+               "no_usable_batch")
+"""Reasons of any method why a silo has no update."""
+_NO_UPDATE = "no_update"
+"""What leaves in the place of a reason that is not declared."""
+_REASON = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
 _OF_A_CLASS = "pseudo_labels/"
 _MOST_DIGITS = 5
 
@@ -84,6 +92,9 @@ class MethodSpec:
     counts: tuple[str, ...] = ()
     """Metrics that the strategy computes with: every update (not: an abstention, nor batch-norm statistics) must bring
     them, whole numbers from 1 to 10^9. They are among `metrics`."""
+    abstentions: tuple[str, ...] = ()
+    """Reasons of its own why a silo has no update, besides `ABSTENTIONS`: lower-case letters, digits and "_", at most
+    64. In the place of any other text "no_update" leaves a silo: it could hold what was computed from images."""
     settings: type
     """Dataclass of the method's settings. A property `needs_exact_updates` that is true refuses lossy uplinks. A
     property `refused_to_begin` says why no study begins with these values, with what to do; one that has begun goes on.
@@ -108,6 +119,9 @@ class MethodSpec:
     def __post_init__(self) -> None:
         if FROZEN in (*self.down, *self.up):
             raise ValueError(f"method {self.name}: the tensor group '{FROZEN}' is not a method's own.")
+        if not isinstance(self.abstentions, tuple) or not all(
+                isinstance(each, str) and _REASON.fullmatch(each) for each in self.abstentions):
+            raise ValueError(f"method {self.name}: abstentions is a tuple of words such as \"no_confident_example\".")
 
     @property
     def receives(self) -> Mapping[str, Meaning]:
@@ -146,6 +160,12 @@ def is_declared(name: str, declared: Collection[str]) -> bool:
     99999 in ASCII digits without zeros in front."""
     return name in declared or any(
         each.endswith("/*") and name.startswith(each[:-1]) and _is_index(name[len(each) - 1:]) for each in declared)
+
+
+def reason_that_leaves(spec: MethodSpec, said: str) -> str:
+    """The reason of an abstention as the coordinator may hear it: one of any method or of this one's own, as its
+    trainer said, else "no_update"."""
+    return said if said in ABSTENTIONS or said in spec.abstentions else _NO_UPDATE
 
 
 def _is_index(text: str) -> bool:

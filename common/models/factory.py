@@ -42,6 +42,7 @@ from semisilo.common.models.resnet9 import ResNet9
 from semisilo.common.models.small_cnn import SmallCNN
 from semisilo.common.models.wide_resnet import WideResNet28
 from semisilo.common.numerics.numerics import at_work, settings_left_as_they_were
+from semisilo.common.system_errors import is_error_of_code
 from semisilo.common.text.describe import counted
 
 __all__ = ["ModelBuilder", "WrongSize", "build_model", "check_answers", "check_model", "check_name",
@@ -186,8 +187,14 @@ def check_model(builder: ModelBuilder, form: ImageForm, num_classes: int) -> int
                 kept = _in_place_of_placeholders(kept, _copies(model.named_buffers()))
                 if kept:
                     model(torch.linspace(-1, 1, black_BCHW.numel(), dtype=torch.float32).reshape(black_BCHW.shape))
-        except Exception as error:
-            _check_precision(model, error)
+        except BaseException as error:
+            if not is_error_of_code(error):
+                raise
+            if other := _other_than_float32(model):
+                raise BadConfiguration(f"The model cannot take images, which are float32: its parameter {other}:"
+                                       f" {_first_line(error)}.",
+                                       remedy="Leave out .half(), .double() and the like: [numerics] precision says in"
+                                              " which type a network computes.") from error
             raise WrongSize(
                 f"The model cannot take images of {form.channels}x{form.size}x{form.size}: {_first_line(error)}.",
                 remedy="Choose another [model] name, or a larger image size in [data] image.") from error
@@ -235,7 +242,9 @@ def check_answers(builder: ModelBuilder, form: ImageForm, num_classes: int) -> N
             with torch.enable_grad():
                 learnt = model.train()(images_BCHW.clone())
             answers.append((2, answered(2)))
-        except Exception as error:
+        except BaseException as error:
+            if not is_error_of_code(error):
+                raise
             raise BadConfiguration(f"The model fails in evaluation, as .eval() leaves it: {_first_line(error)}.",
                                    remedy="It must answer one image and several, in either mode.") from error
     if isinstance(learnt, Tensor) and not learnt.requires_grad:
@@ -288,15 +297,10 @@ def _check_types(model: nn.Module) -> None:
                                    remedy=f"Make it one of float32{' (torch.view_as_real)' * parameter.is_complex()}.")
 
 
-def _check_precision(model: nn.Module, refused: Exception) -> None:
-    """Raises: BadConfiguration where a network that refuses images has numbers of another kind than these."""
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and parameter.dtype is not torch.float32:
-            kind = str(parameter.dtype).removeprefix("torch.")
-            raise BadConfiguration(f"The model takes no images of float32, and its parameter '{name}' is of the type"
-                                   f" {kind}: {_first_line(refused)}.",
-                                   remedy="Make it float32 (network.float()), or let its forward() begin with"
-                                          f" images.to(torch.{kind}).") from refused
+def _other_than_float32(model: nn.Module) -> str:
+    """The first parameter of another floating type, with that; empty where there is none."""
+    return next((f"'{name}' is {str(each.dtype).removeprefix('torch.')}" for name, each in model.named_parameters()
+                 if each.is_floating_point() and each.dtype != torch.float32), "")
 
 
 def check_what_is_kept(model: nn.Module, builder: ModelBuilder) -> None:
@@ -440,11 +444,15 @@ def _called(settings: ModelSettings, find: Callable[[], Callable[..., object]], 
             model = found(num_classes=len(settings.classes), channels=channels, size=size)
     except SemisiloError:
         raise
-    except (Exception, SystemExit) as error:  # a script that reads its own command line ends what imports it
+    except BaseException as error:  # a script that reads its own command line ends what imports it
+        if not is_error_of_code(error):
+            raise
         remedy = "It is called as factory(num_classes=, channels=, size=)."
         if found is None and isinstance(error, ImportError):
             remedy = "Install what it imports on this machine; a file cannot import other files beside it."
-        raise BadConfiguration(f"Model factory '{name}' failed: {type(error).__name__}: {_first_line(error)}.",
+        said = _first_line(error)
+        said = said if said.startswith(type(error).__name__) else f"{type(error).__name__}: {said}"
+        raise BadConfiguration(f"Model factory '{name}' failed: {said}.",
                                remedy=remedy) from error
     if isinstance(model, torch.jit.ScriptModule):
         raise BadConfiguration(f"Model factory '{name}' returned a network of TorchScript, whose layers cannot be"
@@ -473,4 +481,7 @@ def _named_in(module: types.ModuleType, file: str, function: str) -> Callable[..
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".! ")
+    said = (lines[0] if lines else "").rstrip(".! ")
+    if isinstance(error, Exception):
+        return said or type(error).__name__
+    return f"{type(error).__name__}: {said}".rstrip(": ")  # of sys.exit() a number alone

@@ -16,7 +16,7 @@ from semisilo.common.numerics.side_by_side import lanes, set_lanes
 from semisilo.common.process.processors import usable_processors
 from semisilo.common.process.turns import at_torch
 
-__all__ = ["apply", "as_handed_over", "at_work", "left_as_it_was", "precision", "record",
+__all__ = ["apply", "as_handed_over", "at_work", "code_of_others", "left_as_it_was", "precision", "record",
            "settings_left_as_they_were"]
 
 _REDUCED: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -99,6 +99,13 @@ def left_as_it_was() -> Iterator[None]:
         with at_torch():
             put_back()
             torch.set_rng_state(generator)
+
+
+@contextmanager
+def code_of_others() -> Iterator[None]:
+    """Around what runs code of others within an operation: `settings_left_as_they_were`, and torch's generator too."""
+    with torch.random.fork_rng(devices=[]), settings_left_as_they_were():
+        yield
 
 
 @contextmanager

@@ -321,4 +321,6 @@ def _rebuilt(failure: Failure, operation: str) -> SemisiloError:
     if failure.details:
         _LOGGER.error("'%s' failed in the compute process:\n%s", operation, failure.details)
         return ComputeCrashed(failure.text, remedy=failure.remedy)
-    return by_code(failure.code)(failure.text, remedy=failure.remedy)
+    error = by_code(failure.code)(failure.text, remedy=failure.remedy)
+    error.words_of_others = failure.words_of_others
+    return error

@@ -95,7 +95,8 @@ def describe(error: BaseException) -> Failure:
     if not isinstance(error, SemisiloError):
         error = explained_text(error) or error
     if isinstance(error, SemisiloError):
-        return Failure(code=error.code, text=error.text, remedy=error.remedy)
+        return Failure(code=error.code, text=error.text, remedy=error.remedy,
+                       words_of_others=error.words_of_others or _raised_by_others(error))
     if isinstance(error, RuntimeError) and (found := _NOT_DETERMINISTIC.match(str(error))) is not None:
         return Failure(code=ComputeFailed.code, remedy=_OTHER_NETWORK, text=(
             f"The network has an operation that gives other bits each time on this machine's device: {found[1]}."))
@@ -106,6 +107,15 @@ def describe(error: BaseException) -> Failure:
     else:
         remedy = SEE_LOG
     return Failure(code=ComputeFailed.code, text=last, remedy=remedy, details=details)
+
+
+def _raised_by_others(error: BaseException) -> bool:
+    """Whether an error comes from code that is not semisilo's own, by the module of its last frame."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    module = "semisilo" if frames is None else str(frames.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] != "semisilo"
 
 
 def describe_start(error: BaseException) -> Failure:

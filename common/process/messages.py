@@ -123,6 +123,8 @@ class Failure:
     remedy: str = ""
     details: str = ""
     """Traceback of an error that nobody foresaw: only for this machine's log. Empty for one of the catalogue."""
+    words_of_others: bool = False
+    """`SemisiloError.words_of_others`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,11 +169,15 @@ def handlers_of(operations: Operations) -> dict[str, Handler]:
 
 def run_operation(handlers: dict[str, Handler], operation: str, arguments: object) -> object:
     """Answers a request. Raises: ComputeFailed when there is no such operation, or the arguments are not its request's;
-    else whatever it raises."""
+    else whatever it raises; RuntimeError in the place of what would end the process, which a signal never brings about
+    here: code of others has raised it."""
     handler = handlers.get(operation)
     if handler is None:
         raise ComputeFailed(f"There is no operation '{operation}'; known are: {', '.join(sorted(handlers))}.")
-    return handler.handle(_checked(handler.request, arguments, f"the arguments of '{operation}'"))
+    try:
+        return handler.handle(_checked(handler.request, arguments, f"the arguments of '{operation}'"))
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
 
 
 def _checked(cls: type[MessageT], data: object, what: str) -> MessageT:

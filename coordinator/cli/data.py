@@ -45,13 +45,16 @@ def data(
       coordinator data test --study first            its test images against its classes
       coordinator data scans.parquet --json | jq .classes
     """
+    import contextlib
     import json
+    import sys
 
     from semisilo.common.data.preview.preview_text import lines, progress_bar
     from semisilo.coordinator.studies.image_preview import choose, look, write_sheet
 
     chosen = choose(source, folder=folder, study=study)
-    with progress_bar() as progress:
+    # In no output: what the reader of a format plug-in prints.
+    with progress_bar() as progress, contextlib.redirect_stdout(sys.stderr):
         found = look(chosen, progress=progress)
     path = write_sheet(found, sheet or chosen.sheet)
     stops = chosen.stops_at(found)

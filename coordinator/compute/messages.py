@@ -38,6 +38,8 @@ class OpenedStudy:
     """What was frozen now, or when the study was opened for the first time."""
     numerics: NumericsRecord
     """In force from now on."""
+    code: str = ""
+    """`FrozenStudy.code` as it is now."""
     round_0_steps: int = 0
     """Steps that labels alone are trained for, where their model is to be that of round 0; 0 where the strategy makes
     its own."""

@@ -21,7 +21,15 @@ import numpy as np
 import torch
 
 from semisilo.common.config import from_dict, to_dict
-from semisilo.common.errors import BadConfiguration, BadPayload, ComputeFailed, SemisiloError, StudyNotOpen
+from semisilo.common.errors import (
+    BadConfiguration,
+    BadPayload,
+    ComputeFailed,
+    PluginFailed,
+    SemisiloError,
+    StudyNotOpen,
+    UsageError,
+)
 from semisilo.common.learning.outliers import UpdateMeasure, has_long, point_away
 from semisilo.common.measures.study_measure import VALIDATION_PREFIX
 from semisilo.common.methods import MethodSpec, check_metrics, find_method
@@ -41,6 +49,7 @@ from semisilo.common.methods.parts.privacy import SiloNoise
 from semisilo.common.methods.parts.secure_sum import sums_per_step
 from semisilo.common.methods.spec import FROZEN, MEASURING
 from semisilo.common.models.factory import initial_model
+from semisilo.common.models.own.code_stamp import code_stamp
 from semisilo.common.numerics import numerics
 from semisilo.common.numerics.thread_count import TrainingStep, fastest_threads
 from semisilo.common.payload.cache import TensorCache
@@ -48,7 +57,7 @@ from semisilo.common.payload.codec import Aim, Plan
 from semisilo.common.payload.manifest import GroupManifest, check_manifest
 from semisilo.common.payload.usage import encodings_of_payload
 from semisilo.common.process.child import ComputeAborted
-from semisilo.common.process.compute_process import unusable_after
+from semisilo.common.process.compute_process import ends_process, unusable_after
 from semisilo.common.process.messages import Handler
 from semisilo.common.process.processors import usable_processors
 from semisilo.common.secure_aggregation.messages import MaskSeed
@@ -122,6 +131,7 @@ from semisilo.coordinator.secure_aggregation.masked_updates import check_masked
 from semisilo.coordinator.secure_aggregation.summed_updates import SummedUpdates
 from semisilo.coordinator.strategies import load_strategy
 from semisilo.coordinator.strategies.parts.count_cap import capped_counts
+from semisilo.coordinator.strategies.plugged_in import PluggedIn, build_strategy
 from semisilo.coordinator.studies.images import StudyData, read_study_data
 from semisilo.coordinator.studies.model_facts import model_facts
 from semisilo.coordinator.studies.study_file import StudyConfig
@@ -174,6 +184,10 @@ def _guarded(*, before_end: bool = True) -> Iterator[None]:
         yield
     except ComputeAborted:  # from outside, as by Ctrl-C in a simulation: it says nothing of what silos have sent
         raise
+    except PluginFailed as error:
+        if not before_end:  # what it trains with its own state
+            raise
+        raise _NotFinite(error, before_end=True) from error
     except (ComputeFailed, BadPayload) as error:
         raise _NotFinite(error, before_end=before_end) from error
     except (RuntimeError, OverflowError, ZeroDivisionError) as error:
@@ -204,7 +218,21 @@ def strategy_of(config: StudyConfig, data: StudyData, *, folder: Path, num_silos
         largest_weight=config.participation.largest_share,
         trained_before=bool(data.frozen.weights_digest), start_work=StartWork(folder / START_FILE), silo_noise=noise,
         summed=config.privacy.secure_aggregation, measure=data.frozen.study_measure)
-    return environment, load_strategy(config.method.name)(config.method.settings, environment)
+    return environment, build_strategy(
+        load_strategy(config.method.name), config.method.name, config.method.settings, environment)
+
+
+def _code_of(config: StudyConfig) -> str:
+    """`FrozenStudy.code` as it is installed now.
+
+    Raises: ComputeFailed, after which another process tries, where this one runs the code of before an upgrade.
+    """
+    try:
+        return code_stamp(config.method.name, config.model.name)
+    except UsageError as error:
+        failed = ComputeFailed(error.text)
+        ends_process(failed)
+        raise failed from error
 
 
 def check_study(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None, num_silos: int,
@@ -264,6 +292,9 @@ class Operations:
         environment, strategy = strategy_of(settings, data, folder=folder, num_silos=request.num_silos, device=device,
                                             progress=self._progress, noise=silo_noise(settings.privacy, folder))
         half = load_strategy(settings.method.name)
+        code = _code_of(settings)
+        if request.frozen is None and code:
+            data = replace(data, frozen=replace(data.frozen, code=code))
         states = StateFiles(folder / "states")
         states.clean()
         self._study = _Opened(
@@ -271,7 +302,8 @@ class Operations:
             environment=environment, strategy=strategy,
             state_type=half.State, kept_type=getattr(half, "SiloState", type(None)), states=states,
             payloads=open_payloads(request.payloads_folder))
-        return OpenedStudy(frozen=data.frozen, numerics=record, round_0_steps=self._round_0_steps(self._study))
+        return OpenedStudy(frozen=data.frozen, numerics=record, code=code,
+                           round_0_steps=self._round_0_steps(self._study))
 
     def prepare(self, request: Prepare) -> Prepared:
         """Round 0, from the initial model or from that of labels alone.
@@ -468,6 +500,10 @@ class Operations:
         left_out = fewest_left_out((*alone, *(silo for silo in in_order if silo not in alone)), works)
         if left_out is None:
             raise failure.reason
+        if len(left_out) == len(names) > 1 and isinstance(study.strategy, PluggedIn):
+            raise PluginFailed(f"{study.strategy.what} cannot compute with any of the {len(names)} updates of round"
+                               f" {request.round}: {failure.reason.text.removeprefix(f'{study.strategy.what} ')}",
+                               remedy="It is more likely at fault than all silos are.")
         middle = median(each.norm for each in found.values()) if found else 0.0
         also = {silo: f"; it says that it has taken {count:.0f} steps, the median is {median(steps.values()):.0f}"
                 for silo, count in steps.items()}
@@ -496,7 +532,8 @@ class Operations:
         if not (has_long(measures) and enough and environment.robust.rule == "none" and environment.silo_noise is None
                 and "norm_clipping" in study.spec.robust_rules):
             return told
-        clipping = load_strategy(study.config.method.name)(study.config.method.settings, replace(
+        method = study.config.method
+        clipping: Any = build_strategy(load_strategy(method.name), method.name, method.settings, replace(
             environment, robust=replace(environment.robust, rule="norm_clipping")))
         try:
             again = self._folded(request, request.updates, strategy=clipping)
@@ -743,7 +780,12 @@ class Operations:
         return expected_of(layouts, self._opened().strategy.task(self._load(state), phase, silo, kept, round=round))
 
     def _save(self, state: Any) -> str:
-        digest = self._opened().states.save(state)
+        try:
+            digest = self._opened().states.save(state)
+        except (TypeError, ValueError) as error:
+            if not isinstance(strategy := self._opened().strategy, PluggedIn):
+                raise
+            raise strategy.cannot_keep(state, error) from error
         # A restart goes on from the file, so what is kept is what reading it back would give.
         self._last = (digest, checkpoint.settled(state))
         return digest

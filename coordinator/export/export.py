@@ -336,10 +336,13 @@ def _test_images(opened: _Opened, choice: ExportChoice) -> tuple[ImageSet | None
         return own, "" if own is None else CHANGED_TEST if "test" in opened.data.changes else STUDY_TEST
     form = opened.facts.image
     selection = config_from_dict(opened.chosen.study.config, where="study").data.selection
-    found = read_images(choice.test, size=form.size, channels=form.channels, resize=form.resize,
-                        classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading,
-                        multi_label=opened.facts.task == "multi_label", ranges=dict(opened.facts.ranges),
-                        selection=selection if choice.patient is None else replace(selection, patient=choice.patient))
+    if choice.patient is not None:
+        selection = replace(selection, patient=choice.patient)
+    with numerics.code_of_others():
+        found = read_images(choice.test, size=form.size, channels=form.channels, resize=form.resize,
+                            classes=opened.facts.model.classes, labelled=True, on_error="skip", reading=form.reading,
+                            multi_label=opened.facts.task == "multi_label", ranges=dict(opened.facts.ranges),
+                            selection=selection)
     warn_of_ranges(opened.facts.ranges, found.ranges, part="--test")
     data, frozen = opened.data.images, opened.data.frozen
     sets = {name: each for name, each in (("labelled", data.labelled), ("validation", data.validation),

@@ -117,6 +117,9 @@ class FrozenStudy:
     a study that an earlier version began. Likewise of the other sets."""
     validation_digest: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     test_digest: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    code: str = field(default="", metadata=ABSENT_AT_DEFAULT)
+    """SHA-256, hex, of the installed code of others that the study began with, a method plug-in's or a network's
+    (`semisilo.common.models.own.code_stamp`); "" without such, and in a study that an earlier version began."""
     read_with: str = field(default="", metadata=ABSENT_AT_DEFAULT)
     """Versions of what has read them: others may make other pixels of the same files."""
     ranges: Ranges = field(default=(), metadata=ABSENT_AT_DEFAULT)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from semisilo.common.config import to_dict
-from semisilo.common.errors import ComputeFailed
+from semisilo.common.errors import ComputeFailed, PluginFailed
 from semisilo.common.process.compute import Compute
 from semisilo.common.process.messages import Request
 from semisilo.coordinator.compute.messages import OpenStudy
@@ -87,7 +87,12 @@ class ComputeSteps:
             if opened.frozen.left_out_views:
                 _LOG.info("study %s: strong views are made without %s: %s", row.name,
                           ", ".join(opened.frozen.left_out_views), opened.frozen.left_out_views_reason)
-        elif row.numerics is not None and row.numerics != opened.numerics:
+        elif row.frozen.code and opened.code != row.frozen.code:
+            _LOG.warning("study %s resumes with other code of its method plug-in or network than it began with (SHA-256"
+                         " %.12s..., now %.12s...): its bits will differ from an undisturbed run", row.name,
+                         row.frozen.code, opened.code or "none")
+            self._ledger.event("code_changed", study=row.name, before=row.frozen.code, after=opened.code)
+        if row.frozen is not None and row.numerics is not None and row.numerics != opened.numerics:
             before, after = to_dict(row.numerics), to_dict(opened.numerics)
             _LOG.warning("study %s resumes under other numerics (%s): its bits will differ from an undisturbed run",
                          row.name, ", ".join(f"{key}: {before[key]} -> {after[key]}"
@@ -104,7 +109,8 @@ class ComputeSteps:
         Args:
             activity: what the operator reads meanwhile; None leaves what is there.
             attempts: how often it is tried.
-        Raises: ComputeFailed when it failed each time; other errors that the step raises, at once.
+        Raises: ComputeFailed when it failed each time; PluginFailed, which says that it would, and other errors that
+            the step raises, at once.
         """
         if activity is not None:
             self._runtime.set(activity=activity)
@@ -113,7 +119,7 @@ class ComputeSteps:
             try:
                 return await self._compute.call(request, on_progress=on_progress)
             except ComputeFailed as error:
-                if attempt == attempts:
+                if attempt == attempts or isinstance(error, PluginFailed):
                     raise
                 _LOG.warning("%s: %s; trying again", request.operation(), error.line())
         raise AssertionError("unreachable")

@@ -35,6 +35,7 @@ from semisilo.common.models.factory import ModelBuilder, WrongSize, check_answer
 from semisilo.common.models.image_sizes import sizes_that_work
 from semisilo.common.models.own.model_file import code_of, with_digest
 from semisilo.common.models.starting_point import StartingPoint, starting_point
+from semisilo.common.numerics.numerics import code_of_others
 from semisilo.common.text.describe import counted
 from semisilo.coordinator.ledger.records import FrozenStudy
 from semisilo.coordinator.studies.colour_views import left_out_views
@@ -141,10 +142,12 @@ def _read(config: StudyConfig, *, folder: Path, frozen: FrozenStudy | None,
         if not source:
             return None
         try:
-            found = read_images(_located(source, folder), size=image.size, channels=image.channels, resize=image.resize,
-                                classes=classes or None, labelled=True, on_error="skip" if data.on_error == "report"
-                                else data.on_error, progress=progress, reading=image.reading, disk=disk,
-                                selection=data.selection, multi_label=multi_label, ranges=dict(ranges))
+            with code_of_others():  # a format plug-in: what it sets in torch ends with it
+                found = read_images(
+                    _located(source, folder), size=image.size, channels=image.channels, resize=image.resize,
+                    classes=classes or None, labelled=True, on_error="skip" if data.on_error == "report"
+                    else data.on_error, progress=progress, reading=image.reading, disk=disk,
+                    selection=data.selection, multi_label=multi_label, ranges=dict(ranges))
         except SystemTrouble:
             raise  # it passes
         except SemisiloError as error:

@@ -40,6 +40,7 @@ from semisilo.common.methods.parts.label_task import LabelTask, refused_task
 from semisilo.common.methods.parts.privacy import PrivacySettings, refused_dp, too_few_silos, too_few_to_sum
 from semisilo.common.methods.parts.robust import RobustSettings, refused
 from semisilo.common.methods.parts.secure_sum import why_not_summed
+from semisilo.common.methods.plugins import check_plugin_settings
 from semisilo.common.methods.uplink import Uplink, parse_uplink
 from semisilo.common.models.own.model_file import names_file, with_digest
 from semisilo.coordinator.ledger.records import BaselineRecipe
@@ -469,6 +470,7 @@ def config_from_dict(data: Tables, *, where: str) -> StudyConfig:
         settings = {**settings, "task": study.task}
     chosen = MethodSettings(name=spec.name, settings=from_dict(
         spec.settings, settings, where=f"{where}: [method]", others=kinds))
+    check_plugin_settings(spec.name, chosen.settings, where=f"{where}: [method]")
     if not from_ledger and (why := getattr(chosen.settings, "refused_to_begin", "")):
         raise BadConfiguration(f"{where}: [method]: {why}")
     _check_measure(study, images, where)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from semisilo.common import __version__
 from semisilo.common.config import to_dict
-from semisilo.common.errors import ComputeFailed, SemisiloError
+from semisilo.common.errors import ComputeFailed, PluginFailed, SemisiloError
 from semisilo.common.learning.seeds import derive_seed
 from semisilo.common.methods import find_method
 from semisilo.common.methods.contract import TaskSpec
@@ -301,10 +301,10 @@ class SimulatedFederation:
         """Refuses a task as a real silo does.
 
         Raises: the error, where a real silo would come back later (a full disk), which nobody does here; and where it
-            is a mistake of the program, which would be hidden among refusals.
+            is a mistake of the program or of a plug-in, which would be hidden among refusals.
         """
         mistake = error.__cause__ is not None and not isinstance(error.__cause__, SemisiloError)
-        if error.retry or (isinstance(error, ComputeFailed) and mistake):
+        if error.retry or isinstance(error, PluginFailed) or (isinstance(error, ComputeFailed) and mistake):
             raise error
         _LOG.warning("round %d: %s refuses: %s", task.round, silo.name, error.line())
         self._task_service.refuse(silo.name, task.task_id, error.code, error.text)

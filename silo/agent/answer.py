@@ -22,10 +22,11 @@ from semisilo.common.errors import DailyBudget
 from semisilo.common.methods import MethodSpec
 from semisilo.common.methods.contract import PayloadRef, TaskSpec
 from semisilo.common.methods.parts.privacy import spends_at_site
-from semisilo.common.methods.spec import EPSILON
+from semisilo.common.methods.spec import EPSILON, reason_that_leaves
 from semisilo.common.payload.manifest import GroupManifest
 from semisilo.common.payload.reader import read_manifest
 from semisilo.common.rpc.convert import check_metrics
+from semisilo.common.text.logs import printable
 from semisilo.common.wire import round_service_pb2 as pb
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.messages import Train, Trained
@@ -41,8 +42,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOG = logging.getLogger("semisilo.silo")
-_LONGEST_REASON = 64
-"""Characters of the reason of an abstention that are sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +128,8 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: 
         payloads = await steps.fetch(task)
         await _at_files(site, site.memory.check_room, task.study)
         request = await _at_files(site, _request, task, site, payloads, steps.upload_rate)
-        trained = await steps.train(request if masking is None else replace(request, masking=masking))
+        trained = _without_words(task, spec, await steps.train(
+            request if masking is None else replace(request, masking=masking)))
         if masking is not None:
             told = {name: value for name, value in trained.metrics.items() if name == EPSILON}
             trained = replace(trained, metrics=told, num_examples=0)
@@ -139,6 +139,8 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: 
     else:
         steps.ready_before()
         pending, manifest = before, await _at_files(site, _permitted, task, spec, site, before)
+        if pending.payload is None:  # an earlier version may have kept any text
+            pending = replace(pending, abstention=reason_that_leaves(spec, pending.abstention))
     if pending.payload is not None:
         try:
             steps.check_room(pending.payload.size_bytes)
@@ -152,7 +154,17 @@ async def answer_task(task: TaskSpec, site: Site, steps: TaskSteps, *, masking: 
 def abstention_request(task_id: str, pending: PendingUpdate) -> pb.BeginUpdateRequest:
     """The message that says that there is no update, and why."""
     return pb.BeginUpdateRequest(task_id=task_id, update_id=pending.update_id, abstention=pb.Abstention(
-        reason=pending.abstention[:_LONGEST_REASON] or "no_update", metrics=pending.metrics))
+        reason=pending.abstention, metrics=pending.metrics))
+
+
+def _without_words(task: TaskSpec, spec: MethodSpec, trained: Trained) -> Trained:
+    """The answer, without a reason that the method does not declare: it may hold what was computed from images, and no
+    policy is asked about it. It stays here, in the log."""
+    if trained.payload is not None or (leaves := reason_that_leaves(spec, trained.abstention)) == trained.abstention:
+        return trained
+    _LOG.warning("task %s: %s has no update, and says why: %s. The coordinator hears '%s': the method does not declare"
+                 " this reason.", task.task_id, task.method, printable(trained.abstention, limit=500), leaves)
+    return replace(trained, abstention=leaves)
 
 
 def _done_before(memory: SiloMemory, task: TaskSpec) -> PendingUpdate | None:

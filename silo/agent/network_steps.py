@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from semisilo.common.errors import BadData, ComputeFailed, StorageDamaged, TensorsMissing
+from semisilo.common.errors import BadData, ComputeFailed, PluginFailed, StorageDamaged, TensorsMissing
 from semisilo.common.methods.contract import PayloadRef, TaskSpec
 from semisilo.common.methods.spec import MEASURING
 from semisilo.common.payload.cache import TensorCache
@@ -161,7 +161,7 @@ class NetworkSteps:
     async def _trained(self, request: Train) -> Trained:
         try:
             return await self._compute.call(request, on_progress=self._watch.tell)
-        except ComputeAborted:
+        except (ComputeAborted, PluginFailed):  # the same again, if it were done again
             raise
         except ComputeFailed as error:
             self._display.event(f"{self._watch.name}: training failed and is tried once more: {error.line()}")

@@ -312,6 +312,9 @@ def _public_text(error: SemisiloError) -> str:
     """What the coordinator may know: names of files on this machine (which may hold names of patients) stay here."""
     if isinstance(error, (BadData, StorageDamaged)):
         return "The silo's images or files cannot be used as they are; its operator sees which and why."
+    if error.words_of_others:
+        return ("The work was ended by code that is not semisilo's, such as a method plug-in, a network or a library of"
+                " this silo; the silo's log has its words.")
     if isinstance(error, ComputeCrashed):
         return f"The work ended with an error that nobody foresaw ({error.kind}); the silo's log has the details."
     return printable(_PATH.sub("[path]", error.line() if isinstance(error, NotPermitted) else error.text), limit=500)

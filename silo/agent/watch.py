@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from semisilo.common.errors import OutsideHours, SemisiloError, TaskClosed
+from semisilo.common.methods import METHODS
 from semisilo.common.methods.contract import TaskSpec
 from semisilo.common.text.logs import printable
 from semisilo.common.wire import round_service_pb2 as pb
@@ -49,6 +50,7 @@ class Watch:
         self.name = f"{task.study}, round {task.round}/{task.rounds}"
         self._task_id = task.task_id
         self._masked = bool(task.secure)
+        self._of_others = task.method not in METHODS
         self._link = link
         self._display = display
         self._interval_seconds = interval_seconds
@@ -130,12 +132,14 @@ class Watch:
 
     def _request(self, stage: pb.ReportProgressRequest.Stage) -> pb.ReportProgressRequest:
         """What the coordinator hears. In a secure sum no words, and tenths alone: words name images and pseudo-labels,
-        and of 32 images of so many more the share tells how many these are."""
+        and of 32 images of so many more the share tells how many these are. Of training by a plug-in no words: they are
+        whatever its author writes, and may say what was computed from images."""
         fraction = min(1.0, max(0.0, self._fraction))
         if self._masked:
             return pb.ReportProgressRequest(task_id=self._task_id, stage=stage, fraction=math.floor(10 * fraction) / 10)
+        stays = self._of_others and stage == pb.ReportProgressRequest.STAGE_TRAINING
         return pb.ReportProgressRequest(task_id=self._task_id, stage=stage, fraction=fraction,
-                                        text=cut(printable(self._text, limit=200), 200))
+                                        text="" if stays else cut(printable(self._text, limit=200), 200))
 
     def _only_waits(self) -> bool:
         """Whether one of many silos waits for its turn to transfer: its call is in flight, by which the coordinator

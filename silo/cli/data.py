@@ -53,7 +53,9 @@ def data(
       silo data /scans/labels.csv --classes covid,healthy,pneumonia
       silo data /scans --json | jq .skipped
     """
+    import contextlib
     import json
+    import sys
 
     from semisilo.common.data.preview.preview_text import lines, progress_bar
     from semisilo.silo.site.home import SiloHome
@@ -66,8 +68,9 @@ def data(
     with progress_bar() as progress:
         study = read_study_images(SiloHome(folder).study_images)
         choice = choice_of(folder, source, no_labels=no_labels)
-        found = [look(each, choice=choice, classes=names, size=size, study=study, progress=progress)
-                 for each in choice.sources]
+        with contextlib.redirect_stdout(sys.stderr):  # what the reader of a format plug-in prints
+            found = [look(each, choice=choice, classes=names, size=size, study=study, progress=progress)
+                     for each in choice.sources]
     tell_twins(found, choice)
     features = read_study_features(SiloHome(folder).study_features)
     if features is not None and features.is_unlike and not source:  # it was of the images of the last join

@@ -52,6 +52,7 @@ from semisilo.silo.compute.rendezvous import (
 from semisilo.silo.site.home import SiloHome
 from semisilo.silo.site.policy import Permit, check_code, load_policy, names_code
 from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.plugged_in import build_trainer
 
 __all__ = ["FollowingOperations", "follow"]
 
@@ -116,7 +117,7 @@ class FollowingOperations(Operations):
         order = prepared.call.task
         groups = carry_groups(None)
         frozen = groups.pop(FROZEN, None)
-        trainer = load_trainer(order.method)()
+        trainer = build_trainer(load_trainer(order.method), order.method)
         kept = carry(None)
         build = model_builder(order.model, order.image, prepared.code,
                               frozen=None if frozen is None else frozen.tensors)

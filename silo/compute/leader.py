@@ -204,8 +204,10 @@ def _from_process(rank: int, failure: Failure) -> SemisiloError:
     if failure.details:
         _LOG.error("process %d failed:\n%s", rank, failure.details)
     kind = by_code(failure.code)
-    return (ComputeFailed if failure.details else kind)(f"Process {rank} of this silo: {failure.text}",
-                                                        remedy=failure.remedy)
+    error = (ComputeFailed if failure.details else kind)(f"Process {rank} of this silo: {failure.text}",
+                                                         remedy=failure.remedy)
+    error.words_of_others = failure.words_of_others or bool(failure.details)
+    return error
 
 
 def images_digest(data: SiloData) -> str:

@@ -81,6 +81,7 @@ from semisilo.silo.site.home import JoinChoice
 from semisilo.silo.site.images_choice import labels_gone
 from semisilo.silo.site.stores import open_cache, open_outgoing
 from semisilo.silo.trainers import load_trainer
+from semisilo.silo.trainers.plugged_in import PluggedIn, build_trainer
 
 __all__ = ["Given", "Operations", "as_asked", "evaluated_on"]
 
@@ -189,7 +190,7 @@ class Operations:
                       memory=request.memory, numerics=record, network=ready.build(), masking=request.masking),
             data, policy=request.privacy, folder=request.privacy_folder,
             tied=images.tied, authority=request.authority) if order.dp is not None else None
-        trainer = load_trainer(order.method)()
+        trainer = build_trainer(load_trainer(order.method), order.method)
         asked = as_asked(order, settings=settings, groups=groups, build=build, device=device, progress=self._progress,
                          private=private if order.dp is not None and order.dp.unit == "example" else None)
         hidden = private is not None and asked.private is None
@@ -226,7 +227,7 @@ class Operations:
                 and request.memory.parent == request.memory_folder:
             kept: Path | None = request.memory  # as it lies there
         else:
-            kept = None if keep is None else files.path(files.save(keep))
+            kept = None if keep is None else files.path(_saved(files, keep, trainer))
         kept_residuals = None if left is None else files.path(files.save(left))
         seconds = time.monotonic() - started
         if request.features_file is not None and order.phase == "train":
@@ -285,9 +286,10 @@ class Operations:
         else:
             self._read = None  # two sets at once might not fit
             try:  # all of them: a test image that stands among those to train on measures nothing
-                read = read_silo_images(request.choice, form, classes=classes, scenario=key.scenario,
-                                        progress=self._until(request.stop_file), disk=request.images_folder,
-                                        multi_label=key.multi_label)
+                with numerics.code_of_others():
+                    read = read_silo_images(request.choice, form, classes=classes, scenario=key.scenario,
+                                            progress=self._until(request.stop_file), disk=request.images_folder,
+                                            multi_label=key.multi_label)
             except _StopRead:
                 return EvaluatedFile(classes=(), why_not=_STOPPED.why_not, class_names=classes)
             self._read = (key, read.images)
@@ -417,8 +419,9 @@ def _all_images(order: TaskSpec, scenario: Scenario, choice: JoinChoice,
     BadData whatever is wrong with them: of other failures the coordinator hears the text, and one that comes from
     reading may hold the name of a file, which may hold a patient's."""
     try:
-        return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario, progress=progress,
-                                disk=disk, multi_label=is_multi_label(order.settings))
+        with numerics.code_of_others():  # a format plug-in; read once, while every task has these settings
+            return read_silo_images(choice, order.image, classes=order.model.classes, scenario=scenario,
+                                    progress=progress, disk=disk, multi_label=is_multi_label(order.settings))
     except MemoryError:
         raise
     except Exception as error:
@@ -462,6 +465,16 @@ def _log_skipped(skipped: tuple[Skipped, ...]) -> None:
 def _remembered(cls: type[T], memory: Path | None) -> T | None:
     """The committed memory; None when there is none, or when this version cannot read it."""
     return None if memory is None else _loaded(memory, cls, "training goes on without memory")
+
+
+def _saved(files: StateFiles, keep: Any, trainer: Any) -> str:
+    """Writes what a trainer keeps; returns its digest. Raises: PluginFailed where a plug-in's cannot be written."""
+    try:
+        return files.save(keep)
+    except (TypeError, ValueError) as error:
+        if not isinstance(trainer, PluggedIn):
+            raise
+        raise trainer.cannot_keep(keep, error) from error
 
 
 def _left_out(residuals: Path | None) -> Mapping[str, torch.Tensor]:

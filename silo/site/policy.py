@@ -255,8 +255,9 @@ def load_policy(path: Path) -> Policy:
     for key, listed, valid in known:
         for name in listed:
             if name not in valid:
+                plugin = "If it is a plug-in's, install its package on this machine. " if key == "methods" else ""
                 raise BadConfiguration(f"{path}: [permit] {key}: there is no '{name}' in this version.",
-                                       remedy=f"Known: {', '.join(valid)}.")
+                                       remedy=f"{plugin}Known: {', '.join(valid)}.")
     if policy.peers:
         from semisilo.silo.secure_aggregation.trust import parse_fingerprint  # late: `silo status` is quick without it
 

@@ -22,9 +22,7 @@ def load_trainer(name: str) -> type[Any]:
     """
     if name in BUILT_IN:
         return load_half(name, "trainer")
-    import torch  # later, as the half itself
+    from semisilo.common.numerics.numerics import code_of_others  # later, as the half itself: it brings torch
 
-    from semisilo.common.numerics.numerics import settings_left_as_they_were
-
-    with torch.random.fork_rng(devices=[]), settings_left_as_they_were():
+    with code_of_others():
         return load_half(name, "trainer")

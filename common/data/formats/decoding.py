@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from semisilo.common.data.form import OnError, Reading
+from semisilo.common.data.formats import registry
 from semisilo.common.data.formats.folder import ImageFile
 from semisilo.common.data.formats.picture import Header, OpenedImage, Picture, chosen
 from semisilo.common.data.formats.pixels import Geometry, NoPictureError, UnusableError
+from semisilo.common.data.formats.plugins import open_by_plugin
 from semisilo.common.data.formats.raster import most_pixels, open_raster
 from semisilo.common.data.formats.registry import format_of
 from semisilo.common.data.image_set import Skipped
@@ -104,7 +106,9 @@ def trouble_of(file: ImageFile, reading: Reading = Reading()) -> Trouble | None:
 def _opened(file: ImageFile) -> OpenedImage:
     """The file by the reader of its format; what lies within another file, or has no known name, is Pillow's."""
     found = format_of(file.path) if file.content is None else None
-    return open_raster(file.path, file.content) if found is None else found.open(file.path)
+    if found is None:
+        return open_raster(file.path, file.content)
+    return open_by_plugin(found, file.path) if found in registry.others else found.open(file.path)
 
 
 def count_pictures(files: Sequence[ImageFile], reading: Reading) -> list[int]:

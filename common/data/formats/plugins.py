@@ -11,25 +11,30 @@ Tests: tests/common/data/formats/test_plugins.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from semisilo.common.data.formats import registry
 from semisilo.common.data.formats.registry import IMAGE_FORMATS, SOURCE_FORMATS, ImageFormat
 from semisilo.common.errors import BadConfiguration
+from semisilo.common.system_errors import is_error_of_code
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from semisilo.common.data.form import Reading
     from semisilo.common.data.formats.picture import Header, OpenedImage, Picture
     from semisilo.common.data.formats.pixels import Geometry
 
-__all__ = ["GROUP", "format_plugin", "installed_formats", "opened_array", "use_formats"]
+__all__ = ["GROUP", "format_plugin", "installed_formats", "open_by_plugin", "opened_array",
+           "use_formats"]
 
 GROUP = "semisilo.formats"
 _SUFFIX = re.compile(r"(\.[a-z0-9_-]+)+", re.ASCII)
@@ -76,6 +81,22 @@ def opened_array(*pictures: NDArray[Any], patient: str = "") -> OpenedImage:
         if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] not in (1, 3)):
             raise UnusableError(f"its reader gives an array of the shape {array.shape}, not (H, W) or (H, W, 3)")
     return _Arrays(arrays, patient)
+
+
+def open_by_plugin(plugin: ImageFormat, path: Path) -> OpenedImage:
+    """A file by the reader of a plug-in. Raises: UnusableError where that ends the process, or gives something else
+    than an opened image; what the reader raises."""
+    from semisilo.common.data.formats.pixels import UnusableError
+
+    try:
+        opened: object = plugin.open(path)
+    except (SystemExit, KeyboardInterrupt) as error:
+        if not is_error_of_code(error):
+            raise
+        raise UnusableError(f"its reader ends with {type(error).__name__}") from error
+    if not (hasattr(opened, "header") and hasattr(opened, "pictures")):
+        raise UnusableError(f"its reader gives a {type(opened).__name__}, not what opened_array() returns")
+    return cast("OpenedImage", opened)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,8 +160,11 @@ def _plugin(name: str, path: tuple[str, ...]) -> ImageFormat:
     entry, = found.values()
     what = f"The format plug-in '{name}' of the package {_package(entry)}"
     try:
-        loaded = entry.load()
-    except (Exception, SystemExit) as error:
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints would stand in the output of a command
+            loaded = entry.load()
+    except BaseException as error:
+        if not is_error_of_code(error):
+            raise
         lines = str(error).strip().splitlines()
         raise BadConfiguration(f"{what} cannot be imported: {type(error).__name__}: {lines[0] if lines else ''}",
                                remedy="Fix, reinstall or uninstall it.") from error

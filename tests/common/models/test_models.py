@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -401,7 +402,21 @@ def hospital(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     def scripted(*, channels: int, size: int, num_classes: int) -> nn.Module:
         return torch.jit.ScriptModule()  # type: ignore[no-untyped-call]
 
-    for function in (tiny, wrong_size, wrong_head, not_a_module, breaks, ends_the_process, of_another_type, scripted):
+    def half(*, channels: int, size: int, num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, num_classes)).half()
+
+    def like_ctrl_c(**_: int) -> nn.Module:
+        raise KeyboardInterrupt
+
+    class Ends(nn.Module):
+        def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+            return sys.exit(3)
+
+    def ends_when_called(**_: int) -> nn.Module:
+        return nn.Sequential(Ends())
+
+    for function in (tiny, wrong_size, wrong_head, not_a_module, breaks, ends_the_process, of_another_type, half,
+                     like_ctrl_c, ends_when_called):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "hospital_nets", module)
     yield module
@@ -424,15 +439,19 @@ def test_a_factory_that_is_not_listed_is_not_even_imported() -> None:
 
 @pytest.mark.parametrize(("function", "says"), [
     ("absent", "failed: AttributeError"), ("not_a_module", "returned str"), ("breaks", "RuntimeError: first line."),
-    ("ends_the_process", "failed: SystemExit"),
-    ("of_another_type", r"takes no images of float32, and its parameter '1\.weight' is of the type float64"),
+    ("ends_the_process", "failed: SystemExit: 2"), ("like_ctrl_c", r"failed: KeyboardInterrupt\."),
+    ("ends_when_called", "cannot take images of 1x8x8: SystemExit: 3"),
+    ("of_another_type", "which are float32: its parameter '1.weight' is float64"),
+    ("half", r"which are float32: its parameter '1.weight' is float16: .* Leave out .half\(\)"),
     ("scripted", "returned a network of TorchScript"),
     ("wrong_size", "cannot take images of 1x8x8"), ("wrong_head", r"\(2, 99\)")])
 def test_a_bad_factory_is_refused_in_one_line(hospital: types.ModuleType, function: str, says: str) -> None:
     name, form = f"hospital_nets:{function}", ImageForm(size=8, channels=1, mean=(0.5,), std=(0.5,))
-    with pytest.raises(BadConfiguration, match=says) as caught:
+    with pytest.raises(BadConfiguration) as caught:
         check_model(model_builder(ModelSettings(name=name, classes=CLASSES), form, [name]), form, 10)
+    assert re.search(says, caught.value.line())
     assert "\n" not in caught.value.line()
+    assert ("larger image size" in caught.value.remedy) is (function in ("wrong_size", "ends_when_called"))
 
 
 class Keeps(nn.Module):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from semisilo.common.errors import BadData, ComputeFailed
+from semisilo.common.errors import BadData, ComputeFailed, SemisiloError
 from semisilo.common.process import compute_process
 from semisilo.common.process.compute_process import OUT_OF_MEMORY, SEE_LOG, ProgressThrottle, describe
 from tests.each_of import each_of
@@ -80,3 +80,19 @@ def test_progress_is_told_at_most_ten_times_a_second_and_always_at_the_end(monke
     now[0] += 1
     throttle(-0.5)
     assert told[-1] == (0.0, "")
+
+
+def test_an_error_of_the_catalogue_says_whether_code_of_others_has_raised_it() -> None:
+    """As a plug-in may: its text is whatever its author writes."""
+    def raised(code: str, module: str) -> SemisiloError:
+        with pytest.raises(SemisiloError) as caught:
+            exec(compile(code, module, "exec"), {"__name__": module})
+        return caught.value
+
+    by_plugin = raised("from semisilo.common.errors import BadPayload\nraise BadPayload('scan 17')", "their.trainer")
+    by_helper = raised("from semisilo.common.methods import find_method\nfind_method('nothing')", "their.trainer")
+    assert describe(by_plugin).words_of_others
+    assert not describe(by_helper).words_of_others
+    assert not describe(BadData("never raised")).words_of_others
+    by_helper.words_of_others = True
+    assert describe(by_helper).words_of_others, "as it came from another process"

@@ -32,8 +32,10 @@ from semisilo.common.errors import (
     DiskFull,
     LayoutMismatch,
     NotPermitted,
+    PluginFailed,
     StorageDamaged,
     StudyNotOpen,
+    UsageError,
     WrongBase,
 )
 from semisilo.common.learning import averaged_training, batch_norm, tensors
@@ -52,6 +54,7 @@ from semisilo.common.numerics.thread_count import TrainingStep
 from semisilo.common.payload.cache import TensorCache
 from semisilo.common.payload.torch_tensors import decode_groups, encode_groups
 from semisilo.common.process.compute import ComputeAborted, ProcessCompute
+from semisilo.common.process.compute_process import unusable_after
 from semisilo.common.process.messages import Request, answer_from_json, as_json, handlers_of, run_operation
 from semisilo.common.storage import checkpoint
 from semisilo.common.storage.state_files import StateFiles
@@ -89,8 +92,10 @@ from semisilo.coordinator.ledger.records import (
 )
 from semisilo.coordinator.strategies.fedmatch.strategy import FedMatchState
 from semisilo.coordinator.strategies.parts.averaging import AverageTally
+from semisilo.coordinator.strategies.plugged_in import PluggedIn
 from semisilo.coordinator.strategies.self_training import SelfTrainingState, SelfTrainingStrategy
 from semisilo.coordinator.strategies.semifl import SemiFLState, SemiFLStrategy
+from semisilo.coordinator.studies import images as images_module
 from semisilo.coordinator.studies.study_file import config_from_dict
 from tests.method_studies import STUDIES, MethodStudy
 
@@ -150,6 +155,43 @@ def opening(federation: Path, frozen: FrozenStudy | None = None, **changes: Any)
 def opened(federation: Path, frozen: FrozenStudy | None = None, **changes: Any) -> tuple[Operations, OpenedStudy]:
     operations, request = Operations(lambda fraction, text: None), opening(federation, frozen, **changes)
     return operations, answered(operations, request)
+
+
+def test_the_code_of_a_plug_in_is_frozen_with_the_study_and_told_as_it_is_now(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opened(federation)[1].frozen.code == opened(federation)[1].code == "", "built in"
+    monkeypatch.setattr(operations_module, "code_stamp", lambda method, network: "ab" * 32)
+    _, first = opened(federation)
+    assert (first.frozen.code, first.code) == ("ab" * 32, "ab" * 32)
+    monkeypatch.setattr(operations_module, "code_stamp", lambda method, network: "cd" * 32)
+    _, again = opened(federation, first.frozen)
+    assert (again.frozen.code, again.code) == ("ab" * 32, "cd" * 32)
+
+    def changed(method: str, network: str) -> str:
+        raise UsageError("gossip has changed since this process imported it: what runs here is the code of before.")
+
+    monkeypatch.setattr(operations_module, "code_stamp", changed)
+    with pytest.raises(ComputeFailed, match="gossip has changed") as caught:
+        opened(federation, first.frozen)
+    assert unusable_after(caught.value), "another process tries it, with the code that is installed now"
+
+
+def test_what_a_format_plug_in_sets_in_torch_ends_with_the_reading(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = images_module.read_images
+
+    def reading(*args: Any, **by_name: Any) -> Any:
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(2)
+        return read(*args, **by_name)
+
+    monkeypatch.setattr(images_module, "read_images", reading)
+    try:
+        opened(federation)
+        assert (torch.get_default_dtype(), torch.get_num_threads()) == (torch.float32, 1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("measure", ["", "accuracy", "recall:digit-3"])
@@ -1229,6 +1271,76 @@ def test_an_update_that_a_strategy_cannot_fold_is_left_out_and_named_whatever_it
                                     f"{silo} sends." for silo in ("b", "d")}
     assert (list(found.kept), sorted(found.measures)) == (["a", "c"], ["a", "b", "c", "d"])
     assert found.state == aggregate(operations, state, 1, [updates[0], updates[2]]).state, "a control"
+
+
+def _of_a_plug_in(monkeypatch: pytest.MonkeyPatch, half: type[Any]) -> None:
+    monkeypatch.setattr(operations_module, "load_strategy", lambda name: half)
+    monkeypatch.setattr(operations_module, "build_strategy", lambda half, name, settings, environment: PluggedIn(
+        half, settings, environment, what="The strategy 'x:Y' of the method plug-in 'x'"))
+
+
+@pytest.mark.parametrize("where", ["begin", "fold", "finish", "nan"])
+def test_a_plug_in_that_cannot_compute_with_any_update_is_at_fault_and_no_silo(
+        federation: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """All silos were blamed, and the study went on with none of them; or the step was tried three times."""
+    class Broken(SemiFLStrategy):
+        def begin(self, state: Any, phase: Any, headers: Any, *, round: int) -> Any:
+            if where == "begin":
+                raise ValueError("no key 'w'")
+            return super().begin(state, phase, headers, round=round)
+
+        def fold(self, *args: Any) -> Any:
+            if where == "fold":
+                raise RuntimeError("sizes differ")
+            return super().fold(*args)
+
+        def finish(self, state: Any, phase: Any, tally: Any, *, round: int) -> Any:
+            if where == "finish":
+                raise ValueError("no key 'w'")
+            finished = super().finish(state, phase, tally, round=round)
+            if where == "nan" and tally.delta is not None:
+                return replace(finished, w={name: each * float("nan") for name, each in finished.w.items()})
+            return finished
+
+    _of_a_plug_in(monkeypatch, Broken)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [update(silo, spool(federation, model, shift=0.01)) for silo in ("a", "b", "c")]
+    with pytest.raises(PluginFailed, match="The strategy 'x:Y' of the method plug-in 'x'"):
+        aggregate(operations, state, 1, updates)
+
+
+def test_an_update_on_which_a_plug_in_raises_anything_is_left_out_where_others_are_not(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One silo could stop a study of a plug-in with an update that it raises a KeyError on."""
+    class Particular(SemiFLStrategy):
+        def fold(self, state: Any, tally: Any, header: UpdateHeader, groups: Any, kept: Any) -> Any:
+            if header.silo == "b":
+                raise KeyError("b")
+            return super().fold(state, tally, header, groups, kept)
+
+    _of_a_plug_in(monkeypatch, Particular)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    state = prepare(operations).state
+    model = received(federation, tasks_of(operations, state, 1, {"a": None}).tasks["a"])["model"]
+    updates = [update(silo, spool(federation, model, shift=0.01)) for silo in ("a", "b", "c")]
+    found = aggregate(operations, state, 1, updates)
+    assert found.left_out == {"b": "not accepted: it cannot be folded. The strategy 'x:Y' of the method plug-in 'x' "
+                                   "failed in fold: KeyError: 'b'."}
+    assert list(found.kept) == ["a", "c"]
+
+
+def test_a_state_of_a_plug_in_that_cannot_be_written_names_it(
+        federation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(SemiFLStrategy):
+        def start(self, initial: Any) -> Any:
+            return replace(super().start(initial), opt_buf=torch.zeros(3))
+
+    _of_a_plug_in(monkeypatch, Odd)
+    operations, _ = opened(federation, method={"coordinator_epochs": 0})
+    with pytest.raises(PluginFailed, match=r"returned a SemiFLState that cannot be written: TypeError: .*Tensor"):
+        prepare(operations)
 
 
 def _scaled(federation: Path, model: TensorGroup, factor: float) -> Path:

@@ -26,6 +26,7 @@ from semisilo.common.errors import (
     DiskFull,
     NotPermitted,
     PayloadNotServed,
+    PluginFailed,
     SecureSumRefused,
     SemisiloError,
     StorageDamaged,
@@ -541,6 +542,33 @@ def test_training_that_fails_once_is_done_again_and_twice_is_refused_without_nam
     run(work())
 
 
+def test_a_plug_in_that_fails_in_the_same_way_again_is_not_trained_twice(tmp_path: Path) -> None:
+    async def work() -> None:
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        compute = FakeCompute(errors=[PluginFailed("The trainer 'x:Y' returned a NoneType.")])
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            await bench.agent.run()
+        assert (coordinator.begins[0].refusal.code, len(compute.trained)) == ("PLUGIN_FAILED", 1)
+    run(work())
+
+
+def test_words_of_code_that_is_not_semisilos_stay_here(tmp_path: Path) -> None:
+    """A plug-in may raise an error of the catalogue, with a text that it has computed from images."""
+    async def work() -> None:
+        error = ComputeFailed("the mean of scan 17 is 0.871", remedy="look at scan 17")
+        error.words_of_others = True
+        coordinator = FakeCoordinator(tasks=[make_task()], after=OVER)
+        compute = FakeCompute(errors=[error, error])
+        async with serving(coordinator) as port, agent_at(port, tmp_path, compute=compute) as bench:
+            await bench.agent.run()
+        refusal = coordinator.begins[0].refusal
+        assert refusal.code == "COMPUTE_FAILED"
+        assert "17" not in refusal.text
+        assert "log" in refusal.text
+        assert "the mean of scan 17 is 0.871" in bench.text
+    run(work())
+
+
 @pytest.mark.parametrize("against", ["", "hospital-b"])
 def test_a_refusal_of_a_secure_sum_names_the_silo_that_it_is_about(tmp_path: Path, against: str) -> None:
     async def work() -> None:
@@ -808,9 +836,12 @@ def test_of_many_silos_one_that_only_waits_to_transfer_sends_no_reports(monkeypa
     run(work())
 
 
-@pytest.mark.parametrize(("secure", "told"), [("", (0.3799, "training on 81 images")), ("00", (0.3, ""))])
-def test_of_a_secure_sum_no_words_and_no_exact_share_are_told(secure: str, told: tuple[float, str]) -> None:
-    """Words name the images that have a pseudo-label, and the share of a step in all of them tells their number."""
+@pytest.mark.parametrize(("options", "told"), [
+    ({}, (0.3799, "training on 81 images")), ({"secure": "00"}, (0.3, "")), ({"method": "ours"}, (0.3799, ""))])
+def test_of_a_secure_sum_no_words_and_no_exact_share_are_told_and_of_a_plug_in_no_words(
+        options: dict[str, Any], told: tuple[float, str]) -> None:
+    """Words name the images that have a pseudo-label, and the share of a step in all of them tells their number. Those
+    of a plug-in are whatever its author writes."""
     heard: list[pb.ReportProgressRequest] = []
 
     class Answering:
@@ -832,7 +863,7 @@ def test_of_a_secure_sum_no_words_and_no_exact_share_are_told(secure: str, told:
 
     async def work() -> None:
         output = io.StringIO()
-        watch = Watch(make_task(secure=secure), cast(Any, Answering()), PlainDisplay(output), interval_seconds=0.2)
+        watch = Watch(make_task(**options), cast(Any, Answering()), PlainDisplay(output), interval_seconds=0.2)
         await watch.over(train(watch), stop=nothing, hours_over=never)
         assert {(round(each.fraction, 4), each.text) for each in heard} == {told}
         assert all(each.stage == pb.ReportProgressRequest.STAGE_TRAINING for each in heard)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from semisilo.common.errors import ComputeFailed, DailyBudget, MethodNotPermitted, NotPermitted
+from semisilo.common.methods import METHODS
 from semisilo.common.methods.contract import PayloadRef, TaskSpec
 from semisilo.common.methods.parts.privacy import DifferentialPrivacy
 from semisilo.silo.agent import answer as answer_module
@@ -105,11 +106,39 @@ def test_what_was_spent_by_then_is_written_down_also_where_the_study_has_gone_ba
 
 
 def test_an_abstention_is_written_down_with_the_reason_and_the_size_of_its_message(tmp_path: Path) -> None:
-    found = answered(make_task(), open_site(tmp_path), Steps(FakeCompute(abstention="no_data " * 20)))
+    found = answered(make_task(), open_site(tmp_path), Steps(FakeCompute(abstention="no_data")))
     assert found.manifest == ()
     (line,) = recorded(tmp_path)
     message = abstention_request(found.task.task_id, found.pending)
-    assert (line.kind, line.text, line.bytes) == ("abstention", ("no_data " * 20)[:64], message.ByteSize())
+    assert (line.kind, line.text, line.bytes) == ("abstention", "no_data", message.ByteSize())
+
+
+@pytest.mark.parametrize(("said", "heard"), [
+    ("no_confident_example", "no_confident_example"), ("scan 17 scores 0.871 at best", "no_update"),
+    ("no_data ", "no_update"), ("too_dark", "too_dark")])
+def test_of_an_abstention_a_reason_leaves_that_the_method_declares_and_no_other_text(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: str, heard: str
+        ) -> None:
+    """Whatever a plug-in's trainer writes there could be computed from images, and no policy is asked about it."""
+    spec = replace(METHODS["semifl"], abstentions=("too_dark",))
+    monkeypatch.setattr(answer_module, "check_task", lambda policy, task: spec)
+    found = answered(make_task(), open_site(tmp_path), Steps(FakeCompute(abstention=said)))
+    assert abstention_request(found.task.task_id, found.pending).abstention.reason == heard
+    assert [line.text for line in recorded(tmp_path)] == [heard]
+    assert open_site(tmp_path).memory.pending_for(found.task.task_id) == found.pending
+    assert (said in caplog.text) is (said != heard), "whoever installed the method can read here what it said"
+
+
+def test_a_text_that_an_earlier_version_has_kept_as_a_reason_does_not_leave(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_module, "_without_words", lambda task, spec, trained: trained)
+    answered(make_task(), open_site(tmp_path), Steps(FakeCompute(abstention="scan 17 scores 0.871")))
+    monkeypatch.undo()
+    steps = Steps()
+    found = answered(make_task(), open_site(tmp_path), steps)
+    assert steps.found == 1
+    assert abstention_request(found.task.task_id, found.pending).abstention.reason == "no_update"
+    assert recorded(tmp_path)[-1].text == "no_update"
 
 
 @pytest.mark.parametrize("permitted", [True, False])

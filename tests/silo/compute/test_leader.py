@@ -54,6 +54,8 @@ def test_a_process_that_would_compute_something_else_is_named(ready: Ready, erro
     found = leader._problem(1, ready, OWN)
     assert type(found) is error
     assert text in str(found)
+    assert found.words_of_others is (ready.failure is not None and bool(ready.failure.details)), (
+        "what nobody foresaw may hold anything, as in process 0, where the coordinator hears its class alone")
 
 
 def test_images_that_differ_in_a_pixel_or_a_label_have_another_digest() -> None:

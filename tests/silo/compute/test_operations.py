@@ -37,6 +37,7 @@ from semisilo.common.secure_aggregation.words import unpack
 from semisilo.common.storage.state_files import StateFiles
 from semisilo.common.storage.store import PayloadStore
 from semisilo.silo.compute import images as images_module
+from semisilo.silo.compute import operations as operations_module
 from semisilo.silo.compute.mask_order import Masking
 from semisilo.silo.compute.messages import Evaluated, EvaluateFile, EvaluateReceived, Survey, Surveyed, Train, Trained
 from semisilo.silo.compute.operations import Operations
@@ -468,6 +469,35 @@ def test_a_silo_without_any_image_abstains(site: Site, tmp_path: Path, method: s
     site.spec = replace(site.spec, method=method, settings=AT_SILO if method == "fedavg" else SETTINGS)
     result = operations().train(site.request())
     assert (result.abstention, result.payload) == ("no_data", None)
+
+
+def _setting_torch(read: Any) -> Any:
+    """As a format plug-in may, or what it imports."""
+    def reading(*args: Any, **by_name: Any) -> Any:
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(5)
+        torch.set_deterministic_debug_mode("warn")
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        return read(*args, **by_name)
+
+    return reading
+
+
+def test_what_a_format_plug_in_sets_in_torch_ends_with_the_reading(
+        site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images are read once, so the first task after a restart would be trained with other settings than the rest."""
+    usual = operations().train(site.request()).payload
+    monkeypatch.setattr(operations_module, "read_silo_images", _setting_torch(operations_module.read_silo_images))
+    generator = torch.get_rng_state()
+    working = operations()
+    try:
+        working._silo_images(site.spec, "labels-at-coordinator", JoinChoice(source=site.source))
+        assert (torch.get_default_dtype(), torch.get_deterministic_debug_mode()) == (torch.float32, 2)
+        assert torch.get_num_threads() == 1
+        assert torch.equal(torch.get_rng_state(), generator)
+        assert operations().train(site.request()).payload == usual
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_class_that_the_study_does_not_have_is_refused_where_labels_count(site: Site, tmp_path: Path) -> None:

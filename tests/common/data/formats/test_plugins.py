@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from semisilo.common.data.readers import read_images, survey
 from semisilo.common.errors import BadConfiguration, BadData
 from semisilo.silo.site.policy import load_policy
 from tests.plugin_kit import on_the_module_path
+from tests.processes import run_command
 
 MODULE = '''
 import numpy as np
@@ -33,6 +35,13 @@ def read(path):
         path.with_suffix(".index").read_bytes()
     if content == b"broken":
         raise ValueError("no slide")
+    if content == b"prints":
+        print("a slide of 16 bytes")
+        content = bytes(16)
+    if content == b"ends":
+        raise SystemExit(3)
+    if content == b"nothing":
+        return None
     if path.suffix == ".deep":
         return opened_array(np.frombuffer(content, dtype=np.uint16).reshape(4, 4, 1))
     return opened_array(np.frombuffer(content, dtype=np.uint8).reshape(4, 4))
@@ -116,6 +125,17 @@ def test_what_the_reader_raises_is_said_of_the_file(slides: Path) -> None:
         "cannot be read: there is no file b.index, which it needs"], "no share has gone away for that"
 
 
+@pytest.mark.parametrize(("content", "says"), [
+    (b"ends", "its reader ends with SystemExit"),
+    (b"nothing", "its reader gives a NoneType, not what opened_array() returns")])
+def test_a_reader_that_ends_the_process_or_gives_nothing_is_said_of_the_file(slides: Path, content: bytes, says: str
+                                                                             ) -> None:
+    (slides / "benign" / "b.slide").write_bytes(content)
+    found = read_images(str(slides), size=4, channels=1, on_error="skip", selection=Selection(formats=("slide",)))
+    assert [(skipped.name, skipped.reason) for skipped in found.skipped] == [
+        ("benign/b.slide", f"cannot be read: {says}")]
+
+
 @pytest.mark.parametrize(("name", "says"), [
     ("missing", "no format plug-in 'missing' here"), ("png2", r"files that end in \.png have a reader already"),
     ("name", "its format is called 'other'"), ("dotless", "its suffixes are not"), ("text", "names a str"),
@@ -125,6 +145,16 @@ def test_a_plug_in_that_cannot_be_used_is_refused_with_its_package(name: str, sa
         format_plugin(name)
     assert "\n" not in caught.value.line()
     assert name == "missing" or "slides-of-tests 1" in caught.value.text
+
+
+def test_what_a_reader_prints_is_not_in_the_json_of_a_command(slides: Path, tmp_path: Path) -> None:
+    (slides / "benign" / "b.slide").write_bytes(b"prints")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "silo.toml").write_text(tomli_w.dumps({"data": {"formats": ["slide"]}}))
+    status, out, err = run_command("semisilo.silo.cli.main", "data", str(slides), "--json", "--home", str(home))
+    assert (status, json.loads(out)["images"]) == (0, 3)
+    assert "a slide of 16 bytes" in err
 
 
 def test_a_silo_names_them_in_its_own_file_and_a_misspelt_one_is_refused(tmp_path: Path) -> None:
