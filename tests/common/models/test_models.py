@@ -416,7 +416,7 @@ def hospital(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
         return nn.Sequential(Ends())
 
     for function in (tiny, wrong_size, wrong_head, not_a_module, breaks, ends_the_process, of_another_type, half,
-                     like_ctrl_c, ends_when_called):
+                     like_ctrl_c, ends_when_called, scripted):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "hospital_nets", module)
     yield module
