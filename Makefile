@@ -219,8 +219,9 @@ build/oldest/.made: pyproject.toml | $(VENV)/.made
 	@rm -rf build/oldest && mkdir -p build
 	$(BIN)/python -m venv build/oldest
 	build/oldest/bin/python -m pip install uv
-	build/oldest/bin/uv pip compile --quiet --resolution lowest-direct --extra all pyproject.toml --output-file build/oldest/packages.txt
-	build/oldest/bin/python -m pip install --no-compile --requirement build/oldest/packages.txt 'setuptools<80' \
+	echo 'setuptools<80' >build/oldest/constraints.txt
+	build/oldest/bin/uv pip compile --quiet --resolution lowest-direct --extra all --constraint build/oldest/constraints.txt pyproject.toml --output-file build/oldest/packages.txt
+	build/oldest/bin/python -m pip install --no-compile --requirement build/oldest/packages.txt \
 	    httpx hypothesis import-linter pytest pytest-timeout pytest-xdist pyyaml
 	build/oldest/bin/python -m pip install --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -33,7 +33,8 @@ NEVER_ASKED_FOR = {
 LOADED_BY_OTHERS = {"pylibjpeg", "pylibjpeg-openjpeg"}
 """Declared, but never imported by us: pydicom finds them."""
 
-NO_MODULES = {"brain": "the version of TensorBoard's files", "package": "an example in the help of a command"}
+NO_MODULES = {"brain": "the version of TensorBoard's files", "my_net": "an example in an error",
+              "package": "an example in the help of a command"}
 """Texts that look like "package.module:Class"."""
 
 

@@ -311,8 +311,8 @@ class Engine:
         else:
             request, doing = Prepare(labels_alone=alone.model_digest, loss=alone.loss), "the model of labels alone"
         prepared = await self._steps.call(request, activity=f"round 0: {doing}")
+        self._move_round_with_clock(study.name, 0)
         with self._ledger.transaction():
-            self._move_round_with_clock(study.name, 0)
             self._ledger.set_round_state(study.name, 0, RoundState.EVALUATING, state_digest=prepared.state,
                                          metrics=prepared.metrics)
             self._ledger.commit_round(study.name, 0, metrics=prepared.metrics, confusion=prepared.confusion)

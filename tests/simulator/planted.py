@@ -141,8 +141,8 @@ PLANTED = (
                "coordinator/ledger/ledger.py",
                '                db.execute("DELETE FROM round WHERE study = ?", (name,))\n', ""),
     PlantedBug("a-dead-compute-process-ends-the-study", "ATTEMPTS of coordinator/rounds/compute_client.py",
-               "coordinator/rounds/compute_client.py", "                if attempt == attempts:\n",
-               "                if True:\n"),
+               "coordinator/rounds/compute_client.py", "                if attempt == attempts or isinstance",
+               "                if True or isinstance"),
 )
 
 FILE_ERROR_BUGS = (

@@ -261,8 +261,8 @@ def test_what_the_coordinator_answers_on_purpose_is_not_repeated(tmp_path: Path)
 
 _TRIED_AGAIN = {
     # What the coordinator's own machine or program is in the way of, and its operator may mend:
-    "FAILED", "BAD_DATA", "COMPUTE_FAILED", "DISK_FULL", "PORT_IN_USE", "NO_SUCH_ADDRESS", "PROCESS_GROUP_LOST",
-    "STORAGE_DAMAGED", "SYSTEM_TROUBLE",
+    "FAILED", "BAD_DATA", "COMPUTE_FAILED", "DISK_FULL", "PORT_IN_USE", "NO_SUCH_ADDRESS", "PLUGIN_FAILED",
+    "PROCESS_GROUP_LOST", "STORAGE_DAMAGED", "SYSTEM_TROUBLE",
     # The line, and what only time changes:
     "CLOCK_SKEW", "CONNECTION_REFUSED", "STUDY_NOT_OPEN", "TOO_MANY_CALLS", "UNREACHABLE",
     # No coordinator answers a silo's calls with these: they are this side's own, or of other ports.
