@@ -7,11 +7,13 @@ import ctypes
 import functools
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 __all__ = ["naming", "start_writing", "sync_file", "sync_folder", "sync_found", "without_waiting", "write_durably",
-           "write_secret"]
+           "write_secret", "writing_text"]
 
 _not_waiting: list[None] = []
 """An item for each `without_waiting` that is open, of whatever thread; a list takes and gives one at a time."""
@@ -93,6 +95,37 @@ def _renameat2() -> ctypes._NamedFuncPointer | None:
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 """Of Linux: paths are from the working folder; the two change names."""
+
+
+@contextlib.contextmanager
+def writing_text(path: Path) -> Iterator[IO[str]]:
+    """A file to write text into, in UTF-8 with its line ends as they are; when all is written it takes the place of one
+    of that name. What is no plain file, such as a pipe, or lies in a folder where no file may be made, is written as it
+    is.
+
+    Raises: OSError that names `path`.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    at_once = (path.exists() and not path.is_file()) or path.is_symlink() \
+        or not os.access(path.absolute().parent, os.W_OK | os.X_OK)
+    target = path if at_once else beside
+    try:
+        with target.open("w", encoding="utf-8", newline="") as file:
+            yield file
+            file.flush()
+            if not at_once:
+                sync_file(file.fileno())
+        if not at_once:
+            if path.exists():
+                shutil.copymode(path, beside)
+            os.replace(beside, path)
+    except BaseException as error:
+        if not at_once:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, os.fspath(beside)):
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        raise
 
 
 def write_secret(path: Path, content: bytes) -> None:

@@ -91,7 +91,7 @@ def audit(folder: Folder = Path(),
     import sys
     import time
 
-    from semisilo.common.storage.durable import naming
+    from semisilo.common.storage.durable import writing_text
     from semisilo.common.text.command_line import check_out_file, since_unix
     from semisilo.coordinator.federation.audit_export import export_trail
     from semisilo.coordinator.federation.folder import open_federation
@@ -106,10 +106,7 @@ def audit(folder: Folder = Path(),
         ledger = stack.enter_context(contextlib.closing(Ledger(federation.ledger)))
         if study:
             ledger.study(study)
-        target = sys.stdout
-        if out is not None:
-            stack.enter_context(naming(out))
-            target = stack.enter_context(out.open("w", encoding="utf-8", newline=""))
+        target = sys.stdout if out is None else stack.enter_context(writing_text(out))
         target.writelines(export_trail(federation.name, ledger, form=as_format, study=study, now_unix=now,
                                        since_unix=begin))
     if out is not None:

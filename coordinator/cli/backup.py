@@ -94,8 +94,9 @@ def restore(archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Wha
     typer.echo("  revoke again        silos that were revoked since the backup\n"
                "  set aside again     silos that were set aside since, and those that have left since\n"
                "  invite again        silos that were enrolled since, or whose certificate was renewed since"
-               + (f"\n  and those of the {facts.withdrawn_invitations} open invitations, which no longer work"
-                  if facts.withdrawn_invitations else ""))
+               + ("" if facts.withdrawn_invitations == 0 else
+                  "\n  and that of the open invitation, which no longer works" if facts.withdrawn_invitations == 1 else
+                  f"\n  and those of the {facts.withdrawn_invitations} open invitations, which no longer work"))
 
 
 def _where(state: str, round: int) -> str:

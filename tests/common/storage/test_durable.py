@@ -17,6 +17,7 @@ from semisilo.common.storage.durable import (
     sync_found,
     without_waiting,
     write_durably,
+    writing_text,
 )
 from tests.synced_paths import synced_paths
 
@@ -164,3 +165,39 @@ def test_an_error_of_an_open_file_names_it(tmp_path: Path) -> None:
         (tmp_path / "other").read_bytes()
     with pytest.raises(OSError, match=r"^in words$"), naming(path):
         raise OSError("in words")
+
+
+def test_text_that_is_not_written_to_its_end_leaves_the_file_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "trail.csv"
+    path.write_text("of May")
+    path.chmod(0o640)
+
+    def cut_off_by(error: BaseException) -> None:
+        with writing_text(path) as file:
+            file.write("of Ju")
+            raise error
+
+    with pytest.raises(OSError, match=r"trail\.csv'$"):
+        cut_off_by(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with pytest.raises(KeyboardInterrupt):
+        cut_off_by(KeyboardInterrupt())
+    assert (path.read_text(), [each.name for each in tmp_path.iterdir()]) == ("of May", ["trail.csv"])
+    with writing_text(path) as file:
+        file.write("of June\r\n")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"of June\r\n", 0o640)
+    assert [each.name for each in tmp_path.iterdir()] == ["trail.csv"]
+
+
+def test_text_goes_into_a_pipe_and_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with writing_text(tmp_path / "link") as file:
+        file.write("new")
+    assert (tmp_path / "real").read_text() == "new"
+    assert (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    read = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with writing_text(tmp_path / "pipe") as file:
+        file.write("through it")
+    assert os.read(read, 100) == b"through it"
+    os.close(read)
