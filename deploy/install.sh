@@ -24,7 +24,8 @@ usage: install.sh hub|silo [install|upgrade|rollback|uninstall] [options]
                     has it; the source that this script lies in by default
   --extras LIST     formats and tools to install along, for example dicom,tiff; '' for none. By default dicom, and for a
                     hub, or a silo on the same machine, onnx as well, in which a hub hands over a model
-  --index URL       the package index to use; pip's own by default
+  --index URL       the package index to use; pip's own by default. A name and a password for it belong in ~/.netrc of
+                    root, where pip finds them: other users of this machine can read what is on a command line
   --torch-index URL the package index for torch and torchvision, for example one of builds for the CPU
   --pip-option OPT  an option for pip install; may be repeated
   --python PATH     the Python to use, 3.11 or later; python3 by default
