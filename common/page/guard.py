@@ -23,6 +23,8 @@ MOST_BODY_BYTES = 16 * 1024
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 TOO_LARGE: tuple[int, str, str, str] = (413, "TOO_LARGE", f"A request has at most {MOST_BODY_BYTES} bytes.", "")
 """Status, code, text and remedy."""
+_NOT_FOUND: tuple[int, str, str, str] = (404, "NOT_FOUND", "Not Found.", "")
+"""For a path that no file can have: Starlette before 1.0 has a mistake of its own then."""
 _HEADERS: Mapping[str, str] = {
     "content-security-policy":
         "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -93,7 +95,7 @@ class Guard:
                     headers["cache-control"] = "no-cache" if scope["path"].startswith("/static/") else "no-store"
             await send(message)
 
-        refused = self._refusal(Headers(scope=scope))
+        refused = self._refusal(Headers(scope=scope)) or (_NOT_FOUND if "\0" in scope["path"] else None)
         if refused is not None:
             await failure(*refused)(scope, receive, answer)
             return
