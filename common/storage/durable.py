@@ -113,8 +113,9 @@ def writing_text(path: Path) -> Iterator[IO[str]]:
         with target.open("w", encoding="utf-8", newline="") as file:
             yield file
             file.flush()
+            descriptor = file.fileno()
             if not at_once:
-                sync_file(file.fileno())
+                sync_file(descriptor)
         if not at_once:
             if path.exists():
                 shutil.copymode(path, beside)

@@ -44,8 +44,8 @@ class ConsoleWatcher(SimulationWatcher):
         self._quiet = quiet
         self._bar: Progress | None = None
         self._told: int | None = None
-        self._since_unix = 0.0
-        """When this call went on with a simulation that had been interrupted; 0 for one that it began."""
+        self._since_unix = time.time()
+        """Before this call began: the round in which an earlier one was interrupted has waited since."""
         self._next = 0.0
 
     def step(self, text: str) -> None:
@@ -80,7 +80,6 @@ class ConsoleWatcher(SimulationWatcher):
             self._told = max((row.number for row in rounds if row.state in ENDED_ROUND), default=-1)
             if self._told > 0:
                 self.step(f"going on after round {self._told}")
-            self._since_unix = time.time() if self._told >= 0 else 0.0
         left = seconds_left(rounds, planned=planned, now_unix=time.time(), since_unix=self._since_unix)
         spent, measure = payload_bytes(ledger, study), ledger.study(study).study_measure
         score = federated_test_score(rounds, measure)

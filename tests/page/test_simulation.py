@@ -60,7 +60,7 @@ def test_bytes_of_a_simulation_are_those_of_its_payloads_and_none_is_said_to_be_
             assert sent in tile_of(shown, "Payload")
             assert share in tile_of(shown, "Of dense")
         shown.go("#/wall/first")
-        shown.wait_for_text(f"{sent} of payload so far", selector="main")
+        shown.wait_for_text(f"{sent} of payload", selector="main")
         shown.go("#/study/first/round/2", title="Round 2")
         row = summarise(filled.ledger, "first").rounds[2].traffic
         assert describe_bytes(row.payload_down) in tile_of(shown, "Down")

@@ -308,13 +308,13 @@ def test_the_command_tells_rounds_line_by_line_and_leaves_report_and_metrics(
 def test_on_a_terminal_there_is_a_bar_with_accuracy_bytes_and_time_left(tmp_path: Path) -> None:
     stream = io.StringIO()
     watcher = ConsoleWatcher(Console(file=stream, force_terminal=True, width=200, _environ={"TERM": "xterm-256color"}))
-    result = run(study("semifl", rounds=2), out=tmp_path, device="cpu", watcher=watcher)
+    result = run(study("semifl", rounds=4), out=tmp_path, device="cpu", watcher=watcher)
     shown = stream.getvalue()
     assert "dealing images to silos" in shown
-    assert "round 2/2" in shown
+    assert "round 4/4" in shown
     assert f"accuracy {describe_percentage(result.accuracy, decimals=2)}" in shown
     assert "left" in shown
-    assert "round 1/2: accuracy" not in shown, "no lines beside the bar"
+    assert "round 1/4: accuracy" not in shown, "no lines beside the bar"
 
 
 @pytest.mark.slow
