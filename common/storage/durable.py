@@ -105,27 +105,24 @@ def writing_text(path: Path) -> Iterator[IO[str]]:
 
     Raises: OSError that names `path`.
     """
+    if (path.exists() and not path.is_file()) or path.is_symlink() \
+            or not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        with naming(path), path.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        return
     beside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    at_once = (path.exists() and not path.is_file()) or path.is_symlink() \
-        or not os.access(path.absolute().parent, os.W_OK | os.X_OK)
-    target = path if at_once else beside
     try:
-        with target.open("w", encoding="utf-8", newline="") as file:
+        with naming(path), beside.open("w", encoding="utf-8", newline="") as file:
             yield file
             file.flush()
             descriptor = file.fileno()
-            if not at_once:
-                sync_file(descriptor)
-        if not at_once:
-            if path.exists():
-                shutil.copymode(path, beside)
-            os.replace(beside, path)
-    except BaseException as error:
-        if not at_once:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, os.fspath(beside)):
-            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+            sync_file(descriptor)
+        if path.exists():
+            shutil.copymode(path, beside)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise
 
 
